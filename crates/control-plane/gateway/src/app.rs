@@ -1,6 +1,7 @@
-//! State that all request handlers share.
+//! State of the request handlers: that of one base, and what all bases share.
 
 use std::{
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -25,34 +26,22 @@ use crate::{
     metrics::GatewayMetrics,
     random::random_u64,
     response_store::ResponseStore,
+    served_base::ServedBase,
     service_classes::ServiceClasses,
     telemetry::Sinks,
     tenant_memory::TenantMemory,
-    training::Training,
+    training::{Training, records::JobStatus, stats::JobInProgress},
     training_sessions::Runs,
 };
 
+/// State of all bases: keys, limits, and what requests keep.
 #[derive(Debug)]
-pub struct App {
-    /// Connections to the executors; clones share them.
-    pub executors: Executors,
-    pub routing: RoutingPolicy,
-    /// Parsers of reasoning content and tool calls in the model's output.
-    pub parsers: OutputParsers,
-    /// Tokens and prompt of scoring requests that name none.
-    pub scoring: ScoringDefaults,
+pub struct SharedState {
     pub classes: Arc<ServiceClasses>,
-    pub turns: AdmissionQueue,
-    /// Whether requests can be served, and the tokenizer and base that serve them.
-    pub status: watch::Receiver<GatewayReadiness>,
-    /// Adapters by name, with the place of their files.
-    pub registry: Arc<Registry>,
-    /// Training files and fine-tuning jobs.
+    /// Training files and fine-tuning jobs of the first base.
     pub training: Arc<Training>,
     /// Files of requests that are answered in the background.
     pub batches: Arc<Batches>,
-    /// Metrics that Prometheus reads.
-    pub metrics: Arc<GatewayMetrics>,
     /// Receivers of request records: metrics, and a trace collector if one is set.
     pub sinks: Sinks,
     /// API keys with their roles; empty if no key is required.
@@ -66,19 +55,49 @@ pub struct App {
     pub memory: Arc<TenantMemory>,
     /// Checks whether a grammar can be compiled.
     pub grammars: GrammarChecks,
-    /// Adapters that clients train step by step over Tinker's API.
+    /// Adapters of the first base that clients train step by step over Tinker's API.
     pub runs: Arc<Runs>,
     /// Responses that a client may continue with `previous_response_id`.
     pub kept: Arc<ResponseStore>,
+    /// Threads that process long bodies.
+    pub bodies: BodyWorkers,
+    pub lifetime: GatewayLifetime,
+}
+
+/// Start and end of the process.
+#[derive(Debug)]
+pub struct GatewayLifetime {
     /// Time when the process began to listen, for its uptime.
     pub started: Instant,
     /// Random number of this process; another process at the same address has a different one.
     pub instance: u64,
+    draining: AtomicBool,
+}
+
+/// State of the handlers of one base; dereferences to the state of all bases.
+#[derive(Debug)]
+pub struct App {
+    pub shared: Arc<SharedState>,
+    /// Name of the base, its users, and whether it sleeps.
+    pub base: Arc<ServedBase>,
+    /// Whether the base is the first, which alone has training.
+    pub is_first: bool,
+    /// Connections to the executors; clones share them.
+    pub executors: Executors,
+    pub routing: RoutingPolicy,
+    /// Parsers of reasoning content and tool calls in the model's output.
+    pub parsers: OutputParsers,
+    /// Tokens and prompt of scoring requests that name none.
+    pub scoring: ScoringDefaults,
+    pub turns: AdmissionQueue,
+    /// Whether requests can be served, and the tokenizer and base that serve them.
+    pub status: watch::Receiver<GatewayReadiness>,
+    /// Adapters by name, with the place of their files.
+    pub registry: Arc<Registry>,
+    /// Metrics that Prometheus reads.
+    pub metrics: Arc<GatewayMetrics>,
     /// Adapter lists that `/v1/load` reports to the endpoint picker.
     pub(crate) listing: AdapterListing,
-    draining: AtomicBool,
-    /// Threads that process long bodies.
-    pub bodies: BodyWorkers,
 }
 
 /// Web origins that may call the gateway, and host names under which it answers.
@@ -90,80 +109,60 @@ pub struct AllowedOrigins {
     pub allowed: Vec<String>,
 }
 
-/// Parts from which [`App`] is assembled.
-#[derive(Debug)]
-pub struct AppBuilder {
-    pub executors: Executors,
-    pub routing: RoutingPolicy,
-    pub parsers: OutputParsers,
-    pub scoring: ScoringDefaults,
-    pub classes: Arc<ServiceClasses>,
-    pub turns: AdmissionQueue,
-    /// Status that the lifecycle keeps up to date.
-    pub status: watch::Receiver<GatewayReadiness>,
-    /// Open registry, which the lifecycle restores each time it connects to an executor.
-    pub registry: Arc<Registry>,
-    pub training: Arc<Training>,
-    pub batches: Arc<Batches>,
-    pub metrics: Arc<GatewayMetrics>,
-    pub sinks: Sinks,
-    /// Keys of the key file, which is read again while the gateway serves.
-    pub keys: Keys,
-    /// Limit in requests per minute and adapter.
-    pub adapter_limits: AdapterLimits,
-    pub origins: AllowedOrigins,
-    pub connections: ConnectionLimits,
-    pub memory: Arc<TenantMemory>,
-    pub grammars: GrammarChecks,
-    pub bodies: BodyWorkers,
-    pub runs: Arc<Runs>,
+impl GatewayLifetime {
+    #[must_use]
+    pub fn begin() -> Self {
+        Self { started: Instant::now(), instance: random_u64(), draining: AtomicBool::new(false) }
+    }
 }
 
-impl App {
-    #[must_use]
-    pub fn new(parts: AppBuilder) -> Self {
-        Self {
-            executors: parts.executors,
-            routing: parts.routing,
-            parsers: parts.parsers,
-            scoring: parts.scoring,
-            classes: parts.classes,
-            turns: parts.turns,
-            status: parts.status,
-            registry: parts.registry,
-            training: parts.training,
-            batches: parts.batches,
-            metrics: parts.metrics,
-            sinks: parts.sinks,
-            keys: parts.keys,
-            adapter_limits: parts.adapter_limits,
-            origins: parts.origins,
-            connections: parts.connections,
-            kept: Arc::new(ResponseStore::new(Arc::clone(&parts.memory))),
-            memory: parts.memory,
-            grammars: parts.grammars,
-            runs: parts.runs,
-            started: Instant::now(),
-            instance: random_u64(),
-            listing: AdapterListing::default(),
-            draining: AtomicBool::new(false),
-            bodies: parts.bodies,
-        }
-    }
-
-    /// Returns the serving state, or the reason why no request can be served.
-    pub(crate) fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
-        self.status.borrow().serving()
-    }
-
+impl SharedState {
     /// Refuses all requests from now on.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.lifetime.draining.store(true, Ordering::Relaxed);
     }
 
     /// True if the gateway refuses all requests.
     #[must_use]
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        self.lifetime.draining.load(Ordering::Relaxed)
+    }
+}
+
+impl Deref for App {
+    type Target = SharedState;
+
+    fn deref(&self) -> &SharedState {
+        &self.shared
+    }
+}
+
+impl App {
+    /// Returns the serving state, or the reason why no request can be served.
+    pub(crate) fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
+        self.status.borrow().serving()
+    }
+
+    /// Returns the serving state of a base that serves, or its last one if the base sleeps.
+    pub(crate) fn last_serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
+        match &*self.status.borrow() {
+            GatewayReadiness::Asleep(Some(last)) => Ok(Arc::clone(last)),
+            now => now.serving(),
+        }
+    }
+
+    /// Whether fine-tuning jobs or models of Tinker's API need the base, which must be the first.
+    pub(crate) fn trains(&self) -> bool {
+        let is_active = |job: &JobInProgress| job.job.status != JobStatus::Paused;
+        self.is_first
+            && (self.training.under_way().iter().any(is_active) || !self.runs.book.active_models().is_empty())
+    }
+
+    /// Whether requests, training or split clients use the base.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.turns.queued() > 0
+            || self.executors.all().iter().any(|member| member.executor().load().held > 0)
+            || self.metrics.reported().iter().any(|report| report.stats.layers.open > 0)
+            || self.trains()
     }
 }

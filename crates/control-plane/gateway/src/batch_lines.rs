@@ -14,7 +14,7 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 
 use crate::{
-    app::App,
+    bases::Bases,
     batches::line::{LineAnswer, LineRequest, LineService},
     caller::{Caller, KeyRole},
     errors::ApiError,
@@ -23,7 +23,7 @@ use crate::{
 
 /// The routes of lines, as one caller after the other.
 pub(crate) struct BatchLines {
-    app: Arc<App>,
+    bases: Arc<Bases>,
     router: TowerToHyperService<Router>,
 }
 
@@ -35,9 +35,9 @@ impl fmt::Debug for BatchLines {
 
 impl BatchLines {
     #[must_use]
-    pub(crate) fn new(app: Arc<App>) -> Self {
-        let router = TowerToHyperService::new(routes::batch_lines(&app));
-        Self { app, router }
+    pub(crate) fn new(bases: Arc<Bases>) -> Self {
+        let router = TowerToHyperService::new(routes::batch_lines(&bases));
+        Self { bases, router }
     }
 
     async fn respond(&self, caller: Caller, line: LineRequest) -> Response<Body> {
@@ -67,7 +67,7 @@ impl BatchLines {
 #[async_trait]
 impl LineService for BatchLines {
     fn caller(&self, tenant: &str, role: KeyRole) -> Option<Caller> {
-        self.app.keys.background_caller(tenant, role)
+        self.bases.first().keys.background_caller(tenant, role)
     }
 
     async fn answer(&self, caller: Caller, request: LineRequest) -> LineAnswer {

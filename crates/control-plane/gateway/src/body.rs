@@ -40,6 +40,18 @@ impl JsonBody {
     }
 }
 
+impl JsonBody {
+    /// Returns the bytes, which the body's reservation counts while the body exists.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
+    /// Returns the bytes and releases their reservation.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        self.bytes
+    }
+}
+
 impl Deref for JsonBody {
     type Target = [u8];
 

@@ -1,6 +1,7 @@
 //! Converts command line and environment to one checked [`GatewayConfig`].
 
 mod args;
+pub(crate) mod bases;
 mod scoring;
 mod sockets;
 mod telemetry;
@@ -15,14 +16,15 @@ use std::{
 
 use model_files::hub_access::HubAccess;
 use security::{address::HostPort, tls_client::CredentialsError};
-use settings::{ClassError, LogFormat, ServiceClass};
+use settings::{ClassError, LogFormat, MAX_BASES, ServiceClass};
 use text::{pair_template::PairTemplateError, sandbox::OWN_PROGRAM};
 
 pub use self::{
     args::{
-        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs, ScoringArgs,
+        AdapterArgs, AdmissionArgs, Args, BasesArgs, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs, ScoringArgs,
         TelemetryArgs, TrainingArgs,
     },
+    bases::{BaseConfig, BasesConfig},
     scoring::{MAX_CLASSES, ScoringDefaults},
     telemetry::{MetricNames, TelemetryConfig},
     values::{
@@ -110,6 +112,23 @@ pub enum GatewayConfigError {
     ScoreTemplate(#[from] PairTemplateError),
     #[error("--classifier-from-token has {0} tokens, and the limit is {MAX_CLASSES}; remove some")]
     TooManyTokens(usize),
+    #[error("two bases are called '{0}', or are served under one name; rename one")]
+    SameBase(String),
+    #[error("the gateway has more than {MAX_BASES} bases; remove some")]
+    TooManyBases,
+    #[error("several bases need --served-model-name for the first one")]
+    UnnamedBase,
+    #[error("several bases need --executor NAME=PATH in place of --socket")]
+    UnnamedExecutor,
+    #[error("several bases cannot share --registry with other hosts; start a deployment for each base")]
+    SharedBases,
+    #[error("--asleep names the base '{0}', which --base and --base-name do not have")]
+    UnknownBase(String),
+    #[error(
+        "--sleep-after-s and --asleep need --supervised, because nobody could start the executors of a \
+         sleeping base otherwise; start the deployment with 'holobiont up', or remove both"
+    )]
+    Unsupervised,
 }
 
 #[derive(Debug)]
@@ -157,6 +176,8 @@ pub struct GatewayConfig {
     /// Number of threads for network I/O.
     pub threads: usize,
     pub figures: TelemetryConfig,
+    /// Bases beside the first, and the sleep of all.
+    pub bases: BasesConfig,
     /// Sockets of KV events; `None` publishes none.
     pub kv_events: Option<KvEventsConfig>,
     pub log_format: LogFormat,
@@ -173,6 +194,7 @@ impl TryFrom<Args> for GatewayConfig {
         check_sockets(&addresses, args.training.trainer_socket.as_ref())?;
         check_names(&args)?;
         ServiceClass::check(&args.callers.classes)?;
+        let bases = BasesConfig::of(&args)?;
         let figures = TelemetryConfig::of(&args.figures, addresses.len())?;
         let key_file =
             args.callers.api_key_file.or_else(|| credential(std::env::var_os("CREDENTIALS_DIRECTORY")));
@@ -227,6 +249,7 @@ impl TryFrom<Args> for GatewayConfig {
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
             figures,
+            bases,
             kv_events: kv_events(args.kv_events),
             log_format: args.log_format,
             lifeline: if args.exit_with_stdin { ShutdownTrigger::Stdin } else { ShutdownTrigger::Signals },
@@ -268,13 +291,13 @@ fn check_sizes(args: &Args) -> Result<(), GatewayConfigError> {
 
 fn check_names(args: &Args) -> Result<(), GatewayConfigError> {
     match &args.served_model_name {
-        Some(name)
-            if name.is_empty() || name.len() > 256 || name.chars().any(|c| c == ':' || c.is_control()) =>
-        {
-            Err(GatewayConfigError::ModelName(name.clone()))
-        }
+        Some(name) if is_no_model_name(name) => Err(GatewayConfigError::ModelName(name.clone())),
         _ => Ok(()),
     }
+}
+
+fn is_no_model_name(name: &str) -> bool {
+    name.is_empty() || name.len() > 256 || name.chars().any(|c| c == ':' || c.is_control())
 }
 
 /// Storage shared with other hosts. Registry and store are useless without each other.

@@ -36,7 +36,7 @@ use self::{
     rejection::RejectionStream,
     write_timeout::WriteTimeout,
 };
-use crate::{app::App, config::ConnectionLimits, routes};
+use crate::{bases::Bases, config::ConnectionLimits, routes};
 
 /// Longest header of a request, in bytes.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
@@ -84,13 +84,13 @@ struct ConnectionHandler {
 /// Serves until `phase` ends it. Returns the number of connections that were cut off.
 pub(crate) async fn serve(
     listener: TcpListener,
-    app: Arc<App>,
+    bases: Arc<Bases>,
     mut phase: watch::Receiver<ShutdownPhase>,
 ) -> usize {
-    let limits = app.connections;
+    let limits = bases.first().connections;
     let limiter = ConnectionLimiter::new(Budget::find(limits.max_connections));
     let handler =
-        ConnectionHandler { router: routes::router(&app), refusals: routes::refusals(&app), limits };
+        ConnectionHandler { router: routes::router(&bases), refusals: routes::refusals(&bases), limits };
     let (mut reserved, graceful, mut open) =
         (ReservedDescriptor::new(), GracefulShutdown::new(), JoinSet::new());
     let mut stop = phase.clone();

@@ -31,7 +31,7 @@ fn report(app: &App, have: KnownTags) -> GatewayReport {
     };
     GatewayReport {
         state,
-        instance: app.instance,
+        instance: app.lifetime.instance,
         base: serving.map_or_else(String::new, |serving| serving.base_name.clone()),
         answer_tokens: app.executors.answer_tokens(),
         queued: app.turns.queued() as u64,

@@ -14,30 +14,32 @@ use shmproto::message::{Stats, Welcome};
 use crate::{
     adapters::Registry,
     app::App,
+    base_sleep,
+    bases::Bases,
     errors::ApiError,
     executors::{ExecutorHandle, ExecutorState as Executor},
     layer_stats,
     lifecycle::{GatewayReadiness, ServingState},
     metrics::LastStats,
+    openai::adapters::budget_bytes,
     placement_stats, slo_status,
     training::stats::JobInProgress,
 };
 
 /// `GET /health`: 200 if requests are served, otherwise 503 with the reason.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
-    answer(&app, "ok")
+pub(crate) async fn health(State(bases): State<Arc<Bases>>) -> Response {
+    answer(&bases, "ok")
 }
 
 /// `GET /ready`: answers as `/health`, with the status `ready`.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
-    answer(&app, "ready")
+pub(crate) async fn ready(State(bases): State<Arc<Bases>>) -> Response {
+    answer(&bases, "ready")
 }
 
-fn answer(app: &App, well: &str) -> Response {
-    let status = app.status.borrow().clone();
-    let body = match status {
-        _ if app.is_draining() => stopping(),
-        GatewayReadiness::Ready(_) => return Json(json!({ "status": well })).into_response(),
+fn answer(bases: &Bases, well: &str) -> Response {
+    let body = match bases.readiness() {
+        _ if bases.first().is_draining() => stopping(),
+        GatewayReadiness::Ready(_) | GatewayReadiness::Asleep(_) => return Json(json!({ "status": well })).into_response(),
         GatewayReadiness::Starting { stage, percent } => json!({
             "status": "loading", "detail": loading(&stage, percent), "stage": stage, "percent": percent,
         }),
@@ -63,43 +65,60 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// `GET /v1/status`: the current state of the gateway and its executors.
-pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let serving: Option<Arc<ServingState>> = app.serving().ok();
-    let reports = app.metrics.reported();
-    let welcome_of = |index: usize| {
-        let ready = serving.iter().flat_map(|serving| &serving.ready).find(|ready| ready.index == index);
-        ready.map(|ready| &*ready.welcome)
-    };
-    let mut status = match &*reports {
-        [only] => figures(only, welcome_of(0), app.metrics.expected_workers(0)),
-        several => {
-            let each = several.iter().zip(app.executors.all());
-            let each = each.map(|(report, member)| {
-                let index = member.index();
-                executor(member, report, welcome_of(index), app.metrics.expected_workers(index))
-            });
-            let mut together = sums(several);
-            together["executors"] = each.collect();
-            together["adapters"]["budget_bytes"] = json!(app.registry.budget_bytes());
-            together
-        }
-    };
+/// `GET /v1/status`: the current state of the gateway, its bases and their executors.
+pub(crate) async fn status(State(bases): State<Arc<Bases>>) -> Result<Json<Value>, ApiError> {
+    let (app, apps) = (bases.first(), bases.all());
+    let serving: Option<Arc<ServingState>> = app.last_serving().ok();
+    let mut status = of_executors(&bases);
     let welcome = serving.as_ref().map(|serving| &*serving.welcome);
     status["model"] = json!(serving.as_ref().map(|serving| serving.base_name.as_str()));
     status["model_path"] = json!(welcome.map(|welcome| welcome.model_path.as_str()));
     status["adapter_root"] = json!(app.registry.root().to_string_lossy());
     status["version"] = json!(env!("CARGO_PKG_VERSION"));
-    status["uptime_s"] = json!(app.started.elapsed().as_secs());
-    status["ready"] = json!(serving.is_some() && !app.is_draining());
-    status["adapters"]["registered"] = json!(app.registry.len());
+    status["uptime_s"] = json!(app.lifetime.started.elapsed().as_secs());
+    status["ready"] = json!(bases.readiness().answers() && !app.is_draining());
+    status["adapters"]["registered"] = json!(apps.iter().map(|app| app.registry.len()).sum::<usize>());
     status["registry"] = registry(&app.registry);
     status["store"] = store(&app.registry);
-    status["training"] = training(&app);
-    status["classes"] = slo_status::status(&app);
+    status["training"] = training(app);
+    status["classes"] = slo_status::status(app);
     let waiting = status["requests"]["waiting"].as_u64().unwrap_or_default();
-    status["requests"]["waiting"] = json!(waiting + app.turns.queued() as u64);
+    let queued = apps.iter().map(|app| app.turns.queued() as u64).sum::<u64>();
+    status["requests"]["waiting"] = json!(waiting + queued);
+    status["bases"] = apps.iter().map(|app| base_sleep::describe(app)).collect();
     Ok(Json(status))
+}
+
+/// Reports the stats of all executors: of a single one alone, and of several together and one by one.
+fn of_executors(bases: &Bases) -> Value {
+    let reports: Vec<_> = bases.all().iter().map(|app| (app, app.metrics.reported())).collect();
+    if let [(app, one)] = &reports[..]
+        && let [only] = &one[..]
+    {
+        return figures(only, welcome_of(app, 0).as_deref(), app.metrics.expected_workers(0));
+    }
+    let mut together = sums(&reports.iter().flat_map(|(_, each)| each.clone()).collect::<Vec<_>>());
+    let each = reports.iter().flat_map(|(app, each)| {
+        let of_one = |(report, member): (&LastStats, &ExecutorHandle)| {
+            let welcome = welcome_of(app, member.index());
+            let workers = app.metrics.expected_workers(member.index());
+            let mut told = executor(member, report, welcome.as_deref(), workers);
+            if bases.are_several() {
+                told["base"] = app.base.name().into();
+            }
+            told
+        };
+        each.iter().zip(app.executors.all()).map(of_one).collect::<Vec<_>>()
+    });
+    together["executors"] = each.collect();
+    together["adapters"]["budget_bytes"] = json!(budget_bytes(bases.all()));
+    together
+}
+
+fn welcome_of(app: &App, index: usize) -> Option<Arc<Welcome>> {
+    let serving = app.serving().ok()?;
+    let ready = serving.ready.iter().find(|ready| ready.index == index)?;
+    Some(Arc::clone(&ready.welcome))
 }
 
 /// Reports where the registry lies, and how old this gateway's copy of it is.

@@ -17,6 +17,8 @@
 //! - [`admission_queue`] decides whose request goes next, by [`service_classes`]. [`queue_delay`] measures
 //!   how long requests of one tenant wait for a first token. [`slo_status`] reports which targets of a
 //!   class are met.
+//! - [`bases`] are all bases, each with an [`app::App`]; `base_choice` finds the base of a request, and
+//!   [`served_base`] knows whether a base sleeps. `base_sleep` has the routes of administrators.
 //! - [`executor`] is a connection that carries token ids; [`executors`] are all connections. [`lifecycle`]
 //!   decides when they can be used, [`routing`] which of them gets a request, `executor_drain` which gets
 //!   none.
@@ -55,6 +57,9 @@ pub mod admission_queue;
 pub mod anthropic;
 pub mod app;
 pub(crate) mod auth;
+mod base_choice;
+mod base_sleep;
+pub mod bases;
 mod batch_lines;
 pub mod batches;
 mod body;
@@ -93,6 +98,7 @@ pub(crate) mod request;
 pub mod response_store;
 pub mod routes;
 pub(crate) mod routing;
+pub mod served_base;
 pub mod server;
 pub mod service_classes;
 pub(crate) mod slo_status;
@@ -119,6 +125,7 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
     "gateway.ready",
     "gateway.drain_begun",
     "gateway.drain_cut",
+    "gateway.base_fell_asleep",
 ];
 
 /// Returns the names of all failpoints of this process.

@@ -25,10 +25,11 @@ pub use self::status::{GatewayReadiness, ServingState};
 use crate::{
     adapters::{Base, Registry},
     clock::seconds_since_1970,
-    config::{GatewayConfig, StartAdapter},
+    config::{BaseConfig, StartAdapter},
     executor::link_messages::LinkState,
     executors::{ExecutorHandle, ExecutorState, Executors, executor_handle::ReadyExecutor},
     lock::lock,
+    served_base::{ServedBase, SleepPhase},
     text::{LoadError, LoadedText, Text},
     thread,
 };
@@ -63,15 +64,17 @@ enum RetryTrigger {
 
 /// Watches the links and keeps [`GatewayReadiness`] up to date.
 pub(crate) struct Lifecycle {
+    base: Arc<ServedBase>,
     executors: Executors,
     registry: Arc<Registry>,
     load_text: LoadText,
-    served_model_name: Option<String>,
     /// Model that executors are expected to have.
     model: Option<String>,
     /// Adapters of `--adapter`, loaded once and afterwards in the registry.
     start_adapters: tokio::sync::Mutex<Vec<StartAdapter>>,
     status: watch::Sender<GatewayReadiness>,
+    /// Serving state that a sleeping base had last.
+    last: Mutex<Option<Arc<ServingState>>>,
     text: tokio::sync::Mutex<Option<LoadedText>>,
     /// Held while the status is computed.
     face: Mutex<Option<ServedIdentity>>,
@@ -87,21 +90,26 @@ impl Lifecycle {
     /// Creates a lifecycle that has not begun, and a receiver of its status.
     #[must_use]
     pub(crate) fn new(
-        config: &GatewayConfig,
+        config: &BaseConfig,
+        base: Arc<ServedBase>,
         executors: Executors,
         registry: Arc<Registry>,
         load_text: LoadText,
     ) -> (Self, watch::Receiver<GatewayReadiness>) {
         let stage = "waiting for the base-executor".to_owned();
-        let (status, receiver) = watch::channel(GatewayReadiness::Starting { stage, percent: None });
+        let (status, receiver) = watch::channel(match base.phase() {
+            SleepPhase::Asleep => GatewayReadiness::Asleep(None),
+            _ => GatewayReadiness::Starting { stage, percent: None },
+        });
         let lifecycle = Self {
+            base,
             executors,
             registry,
             load_text,
-            served_model_name: config.served_model_name.clone(),
             model: config.model.clone(),
             start_adapters: tokio::sync::Mutex::new(config.adapters.clone()),
             status,
+            last: Mutex::default(),
             text: tokio::sync::Mutex::default(),
             face: Mutex::default(),
         };
@@ -112,6 +120,8 @@ impl Lifecycle {
     pub(crate) async fn run(self) -> Result<(), StartError> {
         let shared = Arc::new(self);
         tokio::spawn(Arc::clone(&shared).read_ahead());
+        let mut sleep = JoinSet::new();
+        sleep.spawn(Arc::clone(&shared).follow_sleep());
         let mut followed = JoinSet::new();
         for index in 0..shared.executors.all().len() {
             followed.spawn(LinkFollower { shared: Arc::clone(&shared), index, was_ready: false }.run());
@@ -124,19 +134,37 @@ impl Lifecycle {
         Ok(())
     }
 
+    /// Publishes a new status whenever the base falls asleep or wakes.
+    async fn follow_sleep(self: Arc<Self>) {
+        let mut phases = self.base.phases();
+        while phases.changed().await.is_ok() {
+            self.publish();
+        }
+    }
+
     /// Publishes the status that follows from the states of all executors.
     fn publish(&self) {
         let mut face = lock(&self.face);
+        if self.base.phase() == SleepPhase::Asleep {
+            *face = None;
+            self.status.send_replace(GatewayReadiness::Asleep(lock(&self.last).clone()));
+            return;
+        }
         let states = self.executors.all().iter().map(ExecutorHandle::state);
         let (mut ready, mut others) = (Vec::new(), Vec::new());
         for (state, member) in states.zip(self.executors.all()) {
             match state {
-                ExecutorState::Ready(one) => ready.push(one),
+                ExecutorState::Ready(one) if !self.base.ends(one.welcome.instance) => ready.push(one),
                 other => others.push(self.unavailable_status(other, member.name())),
             }
         }
         let status = match (ready.is_empty(), &*face) {
-            (false, Some(face)) => GatewayReadiness::Ready(Arc::new(ServingState::of(face, ready))),
+            (false, Some(face)) => {
+                let serving = Arc::new(ServingState::of(face, ready));
+                *lock(&self.last) = Some(Arc::clone(&serving));
+                self.base.serves();
+                GatewayReadiness::Ready(serving)
+            }
             _ => {
                 *face = None;
                 let is_starting =
@@ -157,10 +185,16 @@ impl Lifecycle {
             ExecutorState::Starting { stage, percent } => {
                 GatewayReadiness::Starting { stage: named(stage), percent }
             }
+            ExecutorState::Lost { .. } if self.base.phase() == SleepPhase::Waking => {
+                GatewayReadiness::Starting { stage: named("waking".to_owned()), percent: None }
+            }
             ExecutorState::Lost { detail } | ExecutorState::Refused { detail } => {
                 GatewayReadiness::Lost { detail: named(detail) }
             }
-            ExecutorState::Ready(_) => unreachable!("the executor is in use"),
+            // The executor was sent to sleep, and another process takes its place.
+            ExecutorState::Ready(_) => {
+                GatewayReadiness::Starting { stage: named("waking".to_owned()), percent: None }
+            }
         }
     }
 
@@ -275,6 +309,9 @@ impl LinkFollower {
     }
 
     async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<RetryTrigger, StartError> {
+        if self.shared.base.ends(welcome.instance) {
+            return Ok(self.set_loading("ending before a new start".to_owned(), None));
+        }
         if let Err(reason) = self.shared.executors.claim(self.index, &welcome) {
             return Ok(self.refuse(reason));
         }
@@ -325,7 +362,7 @@ impl LinkFollower {
     /// Name of the base: as configured, or else as named by the first executor while the base is served.
     fn base_name(&self, welcome: &Welcome) -> String {
         let served = lock(&self.shared.face).as_ref().map(|face| face.base_name.clone());
-        let given = self.shared.served_model_name.clone();
+        let given = self.shared.base.served_name().map(str::to_owned);
         given.or(served).unwrap_or_else(|| model_name(&welcome.model_path))
     }
 

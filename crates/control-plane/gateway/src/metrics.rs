@@ -10,7 +10,7 @@
 //!   on the device and cold starts; [`layers`]: split clients.
 //! - `memory`: tiers of the KV cache and host memory; `member`: all metrics of one executor.
 //! - `classes`: service classes. [`residents`]: registered adapters; [`process`]: resources of the gateway
-//!   process.
+//!   process. `sleep`: the sleep of bases.
 //! - [`aliases`], [`lora_info`]: vLLM's metric names.
 //!
 //! With several executors, their metrics have the label `executor`; with one, they have none. A sum over
@@ -32,6 +32,7 @@ mod placement;
 pub(crate) mod poll;
 mod process;
 mod residents;
+mod sleep;
 pub mod store;
 pub mod table;
 pub(crate) mod text;
@@ -52,17 +53,27 @@ use crate::{
     adapters::Registry,
     admission_queue::AdmissionQueue,
     batches::Batches,
-    config::{MetricNames, TelemetryConfig},
+    config::{BaseConfig, MetricNames, TelemetryConfig},
     executors::ONLY,
+    served_base::ServedBase,
     service_classes::ServiceClasses,
     training::Training,
 };
+
+/// Parts of one base that metrics report.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReportedBase<'a> {
+    pub base: &'a ServedBase,
+    pub metrics: &'a GatewayMetrics,
+    pub registry: &'a Registry,
+    pub turns: &'a AdmissionQueue,
+}
 
 #[derive(Debug)]
 pub struct GatewayMetrics {
     store: Arc<MetricStore>,
     names: MetricNames,
-    adapters: AdapterLabels,
+    adapters: Arc<AdapterLabels>,
     executors: Vec<PerExecutorMetrics>,
     process: ProcessMetrics,
     in_flight: Arc<MetricValue>,
@@ -85,18 +96,38 @@ impl GatewayMetrics {
     #[must_use]
     pub fn new(figures: &TelemetryConfig, executors: &[&str]) -> Self {
         let store = Arc::new(MetricStore::new());
+        let adapters = Arc::new(AdapterLabels::new(&store, figures.max_adapter_labels));
         let executors = match executors {
             [_] => vec![PerExecutorMetrics::new(Arc::clone(&store), None, figures, 0)],
-            several => {
-                let of = |(index, name): (usize, &&str)| {
-                    PerExecutorMetrics::new(Arc::default(), Some(name), figures, index)
-                };
-                several.iter().enumerate().map(of).collect()
-            }
+            several => labelled(figures, several),
         };
+        Self::with(store, figures.names, adapters, executors)
+    }
+
+    /// Creates the metrics of several bases. They share all metrics except those of their executors, which
+    /// have labels.
+    #[must_use]
+    pub(crate) fn of_bases(figures: &TelemetryConfig, bases: &[BaseConfig]) -> Vec<Arc<Self>> {
+        let store = Arc::new(MetricStore::new());
+        let adapters = Arc::new(AdapterLabels::new(&store, figures.max_adapter_labels));
+        let of_base = |base: &BaseConfig| {
+            let figures = TelemetryConfig { expected_workers: base.expected_workers.clone(), ..figures.clone() };
+            let names: Vec<&str> = base.executors.iter().map(|address| address.name.as_str()).collect();
+            let executors = labelled(&figures, &names);
+            Arc::new(Self::with(Arc::clone(&store), figures.names, Arc::clone(&adapters), executors))
+        };
+        bases.iter().map(of_base).collect()
+    }
+
+    fn with(
+        store: Arc<MetricStore>,
+        names: MetricNames,
+        adapters: Arc<AdapterLabels>,
+        executors: Vec<PerExecutorMetrics>,
+    ) -> Self {
         let metrics = Self {
-            names: figures.names,
-            adapters: AdapterLabels::new(&store, figures.max_adapter_labels),
+            names,
+            adapters,
             executors,
             process: ProcessMetrics::new(&store),
             in_flight: store.number(Id::InFlight, &[]),
@@ -158,8 +189,8 @@ impl GatewayMetrics {
 
     pub(crate) fn serves(&self, base_model: &str) {
         let mut known = self.base_model.lock().unwrap_or_else(PoisonError::into_inner);
-        base_model.clone_into(&mut known);
-        self.store.retain(Id::Build, |labels| labels[1] == base_model);
+        let before = std::mem::replace(&mut *known, base_model.to_owned());
+        self.store.retain(Id::Build, |labels| labels[1] != before);
         self.store.number(Id::Build, &[env!("CARGO_PKG_VERSION"), base_model]).set(1.0);
     }
 
@@ -175,40 +206,51 @@ impl GatewayMetrics {
         self.executors.iter().map(|executor| executor.latest().clone()).collect()
     }
 
+    /// Writes the metrics of all `bases`, of which this is the first.
     #[must_use]
-    pub fn render(
+    pub(crate) fn render(
         &self,
-        registry: &Registry,
+        bases: &[ReportedBase<'_>],
         (training, batches): (&Training, &Batches),
-        (classes, turns): (&ServiceClasses, &AdmissionQueue),
+        classes: &ServiceClasses,
     ) -> String {
         self.process.refresh();
-        let names = self.refresh_residents(registry);
-        self.refresh_loads(registry);
+        let names = self.refresh_residents(bases);
+        self.refresh_loads(bases);
         self.refresh_training(training);
         self.refresh_batches(batches);
-        self.refresh_classes(classes, turns);
+        self.refresh_classes(classes, bases);
+        self.refresh_sleep(bases);
         let mut text = String::with_capacity(32 * 1024);
         for id in IDS {
-            write_family(&mut text, id.metric().name, id.metric(), None, &self.series(*id));
+            write_family(&mut text, id.metric().name, id.metric(), None, &self.series(bases, *id));
         }
         if self.names == MetricNames::WithVllm {
             let base_model = self.base_model.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            write_aliases(&mut text, &base_model, |id| self.series(id));
+            write_aliases(&mut text, &base_model, |id| self.series(bases, id));
         }
-        let max_running =
-            self.executors.iter().map(PerExecutorMetrics::max_running).fold(0, u32::saturating_add);
-        lora_info::write(&mut text, max_running, &self.reported(), &names);
+        let executors = || bases.iter().flat_map(|base| &base.metrics.executors);
+        let max_running = executors().map(PerExecutorMetrics::max_running).fold(0, u32::saturating_add);
+        let reports: Vec<LastStats> = executors().map(|executor| executor.latest().clone()).collect();
+        lora_info::write(&mut text, max_running, &reports, &names);
         text
     }
 
     /// Returns the series of a metric: unlabelled ones first, then those of each labelled executor.
-    fn series(&self, id: Id) -> Vec<SeriesRows<'_>> {
+    fn series<'a>(&'a self, bases: &[ReportedBase<'a>], id: Id) -> Vec<SeriesRows<'a>> {
         let own = SeriesRows { executor: None, family: self.store.family(id) };
-        let labelled = self.executors.iter().filter(|executor| executor.label().is_some());
+        let executors = bases.iter().flat_map(|base| &base.metrics.executors);
+        let labelled = executors.filter(|executor| executor.label().is_some());
         let rows = |of| SeriesRows { executor: PerExecutorMetrics::label(of), family: of.store.family(id) };
         std::iter::once(own).chain(labelled.map(rows)).collect()
     }
+}
+
+fn labelled(figures: &TelemetryConfig, executors: &[&str]) -> Vec<PerExecutorMetrics> {
+    let of = |(index, name): (usize, &&str)| {
+        PerExecutorMetrics::new(Arc::default(), Some(name), figures, index)
+    };
+    executors.iter().enumerate().map(of).collect()
 }
 
 impl Default for GatewayMetrics {

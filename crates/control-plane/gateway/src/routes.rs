@@ -17,6 +17,9 @@ use crate::{
     anthropic,
     app::App,
     auth::guard,
+    base_choice::{BaseChoice, dispatched},
+    base_sleep,
+    bases::Bases,
     batches::records::BatchEndpoint,
     body::drain,
     caller::Access,
@@ -24,7 +27,7 @@ use crate::{
     errors::ApiError,
     executor_drain, fleet, health,
     http_api::HttpApi,
-    metrics::text::CONTENT_TYPE,
+    metrics::{ReportedBase, text::CONTENT_TYPE},
     ollama,
     openai::{
         adapter_files, adapters, batches, chat, classify, collect, completions, embeddings, files,
@@ -42,7 +45,45 @@ pub struct HttpRoute {
     /// Path pattern; `{*id}` matches the rest of the path.
     pub path: &'static str,
     pub access: Access,
-    handler: MethodRouter<Arc<App>>,
+    handler: RouteHandler,
+}
+
+/// Handler of a route.
+#[derive(Clone)]
+enum RouteHandler {
+    /// A handler of one base, and where requests name the base.
+    OfBase(BaseChoice, MethodRouter<Arc<App>>),
+    /// A handler of all bases.
+    OfAll(MethodRouter<Arc<Bases>>),
+}
+
+impl HttpRoute {
+    fn of_base(method: Method, path: &'static str, access: Access, handler: MethodRouter<Arc<App>>) -> Self {
+        Self { method, path, access, handler: RouteHandler::OfBase(BaseChoice::First, handler) }
+    }
+
+    fn of_all(method: Method, path: &'static str, access: Access, handler: MethodRouter<Arc<Bases>>) -> Self {
+        Self { method, path, access, handler: RouteHandler::OfAll(handler) }
+    }
+
+    /// Finds the base of each request by `choice`.
+    fn by(mut self, choice: BaseChoice) -> Self {
+        if let RouteHandler::OfBase(known, _) = &mut self.handler {
+            *known = choice;
+        }
+        self
+    }
+
+    /// Returns the handler with the bases that it serves.
+    fn serving(self, bases: &Arc<Bases>) -> MethodRouter<Arc<App>> {
+        match self.handler {
+            RouteHandler::OfAll(handler) => handler.with_state(Arc::clone(bases)),
+            RouteHandler::OfBase(_, handler) if bases.is_plain() => handler,
+            // Routes without a caller use no base.
+            RouteHandler::OfBase(_, handler) if self.access == Access::Open => handler,
+            RouteHandler::OfBase(choice, handler) => dispatched(bases, &self.method, choice, handler),
+        }
+    }
 }
 
 impl std::fmt::Debug for HttpRoute {
@@ -53,60 +94,64 @@ impl std::fmt::Debug for HttpRoute {
 
 #[must_use]
 pub fn table() -> Vec<HttpRoute> {
-    let get = |path, access, handler| HttpRoute { method: Method::GET, path, access, handler };
-    let post = |path, access, handler| HttpRoute { method: Method::POST, path, access, handler };
-    let delete = |path, access, handler| HttpRoute { method: Method::DELETE, path, access, handler };
+    let get = |path, access, handler| HttpRoute::of_base(Method::GET, path, access, handler);
+    let post = |path, access, handler| HttpRoute::of_base(Method::POST, path, access, handler);
+    let delete = |path, access, handler| HttpRoute::of_base(Method::DELETE, path, access, handler);
+    let all = |path, access, handler| HttpRoute::of_all(Method::GET, path, access, handler);
     let mut table = vec![
         get("/", Access::Open, self::get(pages::index)),
         get("/page/{part}", Access::Open, self::get(pages::part)),
         get("/docs", Access::Open, self::get(pages::docs)),
         get("/openapi.json", Access::Open, self::get(pages::openapi)),
-        get("/health", Access::Open, self::get(health::health)),
-        get("/ready", Access::Open, self::get(health::ready)),
-        get("/metrics", Access::Metrics, self::get(metrics)),
+        all("/health", Access::Open, self::get(health::health)),
+        all("/ready", Access::Open, self::get(health::ready)),
+        all("/metrics", Access::Metrics, self::get(metrics)),
         get(control_protocol::fleet::PATH, Access::Metrics, self::get(fleet::load)),
         get("/version", Access::User, self::get(health::version)),
-        get("/v1/models", Access::User, self::get(list_models)),
-        get("/v1/models/{*id}", Access::User, self::get(one_model)),
-        delete("/v1/models/{*id}", Access::User, self::delete(models::delete)),
-        post("/v1/chat/completions", Access::User, self::post(chat_completions)),
-        post("/v1/completions", Access::User, self::post(text_completions)),
-        post("/v1/embeddings", Access::User, self::post(embeddings::create)),
-        post("/v1/responses", Access::User, self::post(responses::create)),
-        post("/v1/responses/input_tokens", Access::User, self::post(responses::input_tokens)),
-        post("/v1/responses/compact", Access::User, self::post(responses::compact)),
+        all("/v1/models", Access::User, self::get(list_models)),
+        get("/v1/models/{*id}", Access::User, self::get(one_model)).by(BaseChoice::Path),
+        delete("/v1/models/{*id}", Access::User, self::delete(models::delete)).by(BaseChoice::Path),
+        post("/v1/chat/completions", Access::User, self::post(chat_completions)).by(BaseChoice::Model),
+        post("/v1/completions", Access::User, self::post(text_completions)).by(BaseChoice::Model),
+        post("/v1/embeddings", Access::User, self::post(embeddings::create)).by(BaseChoice::Model),
+        post("/v1/responses", Access::User, self::post(responses::create)).by(BaseChoice::Model),
+        post("/v1/responses/input_tokens", Access::User, self::post(responses::input_tokens)).by(BaseChoice::Model),
+        post("/v1/responses/compact", Access::User, self::post(responses::compact)).by(BaseChoice::Model),
         get("/v1/responses/{id}", Access::User, self::get(responses::one)),
         delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
         get("/v1/responses/{id}/input_items", Access::User, self::get(responses::input_items)),
-        post("/tokenize", Access::User, self::post(tokens::tokenize)),
-        post("/detokenize", Access::User, self::post(tokens::detokenize)),
+        post("/tokenize", Access::User, self::post(tokens::tokenize)).by(BaseChoice::Model),
+        post("/detokenize", Access::User, self::post(tokens::detokenize)).by(BaseChoice::Model),
         get("/tokenizer_info", Access::User, self::get(tokens::info)),
-        get("/v1/status", Access::Admin, self::get(health::status)),
-        post("/v1/executors/{name}/drain", Access::Admin, self::post(executor_drain::drain)),
-        post("/v1/executors/{name}/undrain", Access::Admin, self::post(executor_drain::undrain)),
-        get("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
+        all("/v1/status", Access::Admin, self::get(health::status)),
+        post("/v1/executors/{name}/drain", Access::Admin, self::post(executor_drain::drain)).by(BaseChoice::Executor),
+        post("/v1/executors/{name}/undrain", Access::Admin, self::post(executor_drain::undrain)).by(BaseChoice::Executor),
+        all("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
         get("/v1/lora_adapter_files", Access::User, self::get(adapter_files::list)),
         get("/v1/lora_adapter_files/{file}", Access::User, self::get(adapter_files::one)),
-        post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)),
+        post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)).by(BaseChoice::AdapterBody),
         // Uploads are written to disk as they arrive, where their bytes are counted.
         post(
             "/v1/upload_lora_adapter",
             Access::Admin,
             self::post(upload::upload).layer(DefaultBodyLimit::disable()),
-        ),
-        post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)),
-        post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)),
+        )
+        .by(BaseChoice::AdapterPath),
+        post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)).by(BaseChoice::AdapterBody),
+        post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)).by(BaseChoice::AdapterBody),
         // Weights are written and counted as they arrive.
-        post(ADAPTER, Access::Admin, self::post(push::push).layer(DefaultBodyLimit::disable())),
-        get(ADAPTER, Access::Admin, self::get(push::one)),
-        delete(ADAPTER, Access::Admin, self::delete(push::delete)),
+        post(ADAPTER, Access::Admin, self::post(push::push).layer(DefaultBodyLimit::disable()))
+            .by(BaseChoice::AdapterPath),
+        get(ADAPTER, Access::Admin, self::get(push::one)).by(BaseChoice::AdapterPath),
+        delete(ADAPTER, Access::Admin, self::delete(push::delete)).by(BaseChoice::AdapterPath),
         // Files are streamed to disk like uploaded adapters.
         post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
         get("/v1/files", Access::User, self::get(files::list)),
         get("/v1/files/{id}", Access::User, self::get(files::one)),
         delete("/v1/files/{id}", Access::User, self::delete(files::delete)),
         get("/v1/files/{id}/content", Access::User, self::get(files::content)),
-        post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create)),
+        post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create))
+            .by(BaseChoice::FirstOnly("fine-tuning")),
         get("/v1/fine_tuning/jobs", Access::User, self::get(fine_tuning::list)),
         get("/v1/fine_tuning/jobs/{id}", Access::User, self::get(fine_tuning::one)),
         get("/v1/fine_tuning/jobs/{id}/events", Access::User, self::get(fine_tuning::events)),
@@ -120,6 +165,7 @@ pub fn table() -> Vec<HttpRoute> {
     table.extend(batch_routes());
     table.extend(tinker_routes());
     table.extend(ollama_routes());
+    table.extend(base_routes());
     table
 }
 
@@ -127,27 +173,42 @@ pub fn table() -> Vec<HttpRoute> {
 const ADAPTER: &str = "/v1/adapters/{*id}";
 
 fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
-    HttpRoute { method, path, access: Access::User, handler }
+    HttpRoute::of_base(method, path, Access::User, handler)
+}
+
+/// Returns the route of requests that name their model in the body.
+fn by_model(path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
+    user(Method::POST, path, handler).by(BaseChoice::Model)
+}
+
+/// Returns the routes of the bases themselves.
+fn base_routes() -> Vec<HttpRoute> {
+    let admin = |method, path, handler| HttpRoute::of_all(method, path, Access::Admin, handler);
+    vec![
+        admin(Method::GET, "/v1/bases", get(base_sleep::list)),
+        admin(Method::POST, "/v1/bases/{name}/sleep", post(base_sleep::sleep)),
+        admin(Method::POST, "/v1/bases/{name}/wake", post(base_sleep::wake)),
+    ]
 }
 
 /// Returns the routes that score, rank and classify texts, with the paths of vLLM and Cohere.
 fn scoring_routes() -> Vec<HttpRoute> {
     vec![
-        user(Method::POST, "/v1/score", post(scoring::score)),
-        user(Method::POST, "/score", post(scoring::score)),
-        user(Method::POST, "/v1/rerank", post(scoring::rerank)),
-        user(Method::POST, "/v2/rerank", post(scoring::rerank)),
-        user(Method::POST, "/rerank", post(scoring::rerank)),
-        user(Method::POST, "/v1/classify", post(classify::create)),
-        user(Method::POST, "/classify", post(classify::create)),
+        by_model("/v1/score", post(scoring::score)),
+        by_model("/score", post(scoring::score)),
+        by_model("/v1/rerank", post(scoring::rerank)),
+        by_model("/v2/rerank", post(scoring::rerank)),
+        by_model("/rerank", post(scoring::rerank)),
+        by_model("/v1/classify", post(classify::create)),
+        by_model("/classify", post(classify::create)),
     ]
 }
 
 /// Returns the routes of Anthropic's API. `/v1/models` stands in the table for all APIs.
 fn anthropic_routes() -> Vec<HttpRoute> {
     vec![
-        user(Method::POST, "/v1/messages", post(anthropic::create)),
-        user(Method::POST, "/v1/messages/count_tokens", post(anthropic::count_tokens)),
+        by_model("/v1/messages", post(anthropic::create)),
+        by_model("/v1/messages/count_tokens", post(anthropic::count_tokens)),
     ]
 }
 
@@ -169,6 +230,9 @@ const CHECKPOINT_PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}
 
 /// Returns the routes of Tinker's API.
 fn tinker_routes() -> Vec<HttpRoute> {
+    let tinker = |path, handler| {
+        user(Method::POST, path, handler).by(BaseChoice::FirstOnly("training step by step"))
+    };
     vec![
         user(Method::POST, "/api/v1/client/config", post(sessions::config)),
         user(Method::POST, "/api/v1/create_session", post(sessions::create)),
@@ -177,81 +241,82 @@ fn tinker_routes() -> Vec<HttpRoute> {
         user(Method::GET, "/api/v1/get_server_capabilities", get(sessions::capabilities)),
         user(Method::POST, "/api/v1/retrieve_future", post(sessions::retrieve)),
         user(Method::POST, "/api/v1/telemetry", post(sessions::telemetry)),
-        user(Method::POST, "/api/v1/create_model", post(training::create)),
-        user(Method::POST, "/api/v1/get_info", post(training::info)),
-        user(Method::POST, "/api/v1/forward_backward", post(training::forward_backward)),
-        user(Method::POST, "/api/v1/optim_step", post(training::optim_step)),
-        user(Method::POST, "/api/v1/save_weights", post(training::save)),
-        user(Method::POST, "/api/v1/load_weights", post(training::load)),
-        user(Method::POST, "/api/v1/save_weights_for_sampler", post(training::save_for_sampler)),
-        user(Method::POST, "/api/v1/save_weights_external", post(training::save_external)),
-        user(Method::POST, "/api/v1/create_sampling_session", post(sampling::create)),
+        tinker("/api/v1/create_model", post(training::create)),
+        tinker("/api/v1/get_info", post(training::info)),
+        tinker("/api/v1/forward_backward", post(training::forward_backward)),
+        tinker("/api/v1/optim_step", post(training::optim_step)),
+        tinker("/api/v1/save_weights", post(training::save)),
+        tinker("/api/v1/load_weights", post(training::load)),
+        tinker("/api/v1/save_weights_for_sampler", post(training::save_for_sampler)),
+        tinker("/api/v1/save_weights_external", post(training::save_external)),
+        tinker("/api/v1/create_sampling_session", post(sampling::create)),
         user(Method::GET, "/api/v1/samplers/{id}", get(sampling::one)),
         user(Method::GET, "/api/v1/training_runs", get(checkpoints::runs)),
         user(Method::GET, "/api/v1/training_runs/{run}", get(checkpoints::run)),
         user(Method::GET, "/api/v1/training_runs/{run}/checkpoints", get(checkpoints::of_run)),
         user(Method::DELETE, CHECKPOINT, delete(checkpoints::delete)),
         user(Method::GET, CHECKPOINT_URLS, get(downloads::urls)),
-        HttpRoute {
-            method: Method::GET,
-            path: "/api/v1/downloads/{file}",
-            access: Access::Open,
-            handler: get(downloads::one),
-        },
+        HttpRoute::of_base(Method::GET, "/api/v1/downloads/{file}", Access::Open, get(downloads::one)),
         user(Method::PUT, CHECKPOINT_TTL, put(checkpoints::set_ttl)),
         user(Method::POST, CHECKPOINT_PUBLISH, post(checkpoints::publish)),
         user(Method::DELETE, CHECKPOINT_PUBLISH, delete(checkpoints::publish)),
         user(Method::GET, "/api/v1/checkpoints", get(checkpoints::list)),
         user(Method::POST, "/api/v1/weights_info", post(checkpoints::weights_info)),
-        user(Method::POST, "/api/v1/asample", post(sampling::sample)),
+        tinker("/api/v1/asample", post(sampling::sample)),
     ]
 }
 
 /// Returns the routes of Ollama's API.
 fn ollama_routes() -> Vec<HttpRoute> {
     vec![
-        user(Method::POST, "/api/chat", post(ollama::chat)),
-        user(Method::POST, "/api/generate", post(ollama::generate)),
-        user(Method::GET, "/api/tags", get(ollama::listing::tags)),
-        user(Method::GET, "/api/ps", get(ollama::listing::ps)),
-        user(Method::POST, "/api/show", post(ollama::listing::show)),
+        by_model("/api/chat", post(ollama::chat)),
+        by_model("/api/generate", post(ollama::generate)),
+        HttpRoute::of_all(Method::GET, "/api/tags", Access::User, get(ollama::listing::tags)),
+        HttpRoute::of_all(Method::GET, "/api/ps", Access::User, get(ollama::listing::ps)),
+        by_model("/api/show", post(ollama::listing::show)),
         user(Method::GET, "/api/version", get(ollama::listing::version)),
         user(Method::POST, "/api/pull", post(ollama::unsupported::pull)),
         user(Method::POST, "/api/push", post(ollama::unsupported::push)),
         user(Method::POST, "/api/create", post(ollama::unsupported::create)),
         user(Method::POST, "/api/copy", post(ollama::unsupported::copy)),
         user(Method::DELETE, "/api/delete", delete(ollama::unsupported::delete)),
-        user(Method::POST, "/api/embed", post(ollama::embeddings::many)),
-        user(Method::POST, "/api/embeddings", post(ollama::embeddings::one)),
+        by_model("/api/embed", post(ollama::embeddings::many)),
+        by_model("/api/embeddings", post(ollama::embeddings::one)),
     ]
 }
 
 /// Builds the router from the table.
-pub(crate) fn router(app: &Arc<App>) -> Router {
+pub(crate) fn router(bases: &Arc<Bases>) -> Router {
+    let app = bases.first();
     let mut router = Router::new();
     for route in table() {
         let guarded = middleware::from_fn_with_state((Arc::clone(app), route.access), guard);
-        router = router.route(route.path, route.handler.route_layer(guarded));
+        let path = route.path;
+        router = router.route(path, route.serving(bases).route_layer(guarded));
     }
     around(router.fallback(unknown).method_not_allowed_fallback(wrong_method), app)
 }
 
 /// Router for connections above the limit: probes are answered, all other requests are refused.
-pub(crate) fn refusals(app: &Arc<App>) -> Router {
-    let router = Router::new().route("/health", get(health::health)).route("/ready", get(health::ready));
-    around(router.fallback(full), app)
+pub(crate) fn refusals(bases: &Arc<Bases>) -> Router {
+    let state = || Arc::clone(bases);
+    let router = Router::new()
+        .route("/health", get(health::health).with_state(state()))
+        .route("/ready", get(health::ready).with_state(state()));
+    around(router.fallback(full), bases.first())
 }
 
 /// Prefix of the routes of batches' lines, under which logs and metrics report them.
 pub(crate) const BATCH_LINES: &str = "/batch";
 
 /// Router for the lines of batches, whose callers are known. The handlers are those of the online routes.
-pub(crate) fn batch_lines(app: &Arc<App>) -> Router {
+pub(crate) fn batch_lines(bases: &Arc<Bases>) -> Router {
+    let app = bases.first();
     let answers_lines =
         |route: &HttpRoute| BatchEndpoint::ALL.iter().any(|endpoint| endpoint.path() == route.path);
     let mut router = Router::new();
     for route in table().into_iter().filter(answers_lines) {
-        router = router.route(&format!("{BATCH_LINES}{}", route.path), route.handler);
+        router = router.route(&format!("{BATCH_LINES}{}", route.path), route.serving(bases));
     }
     router
         .layer(CatchPanicLayer::custom(request::panicked))
@@ -283,10 +348,10 @@ fn methods() -> Vec<Method> {
 }
 
 /// Lists models in the format of the request's API.
-async fn list_models(State(app): State<Arc<App>>, request: Request) -> Response {
+async fn list_models(State(bases): State<Arc<Bases>>, request: Request) -> Response {
     match HttpApi::of(request.uri().path(), request.headers()) {
-        HttpApi::Anthropic => anthropic::models::list.call(request, app).await,
-        HttpApi::OpenAi | HttpApi::Ollama => models::list.call(request, app).await,
+        HttpApi::Anthropic => anthropic::models::list.call(request, bases).await,
+        HttpApi::OpenAi | HttpApi::Ollama => models::list.call(request, bases).await,
     }
 }
 
@@ -321,10 +386,15 @@ async fn generate(app: &App, job: GenerationRequest) -> Result<Response, ApiErro
     }
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let figures =
-        app.metrics.render(&app.registry, (&app.training, &app.batches), (&app.classes, &app.turns));
+async fn metrics(State(bases): State<Arc<Bases>>) -> Response {
+    let each: Vec<_> = bases.all().iter().map(|app| reported(app)).collect();
+    let app = bases.first();
+    let figures = app.metrics.render(&each, (&app.training, &app.batches), &app.classes);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], figures).into_response()
+}
+
+fn reported(app: &App) -> ReportedBase<'_> {
+    ReportedBase { base: &app.base, metrics: &app.metrics, registry: &app.registry, turns: &app.turns }
 }
 
 async fn full(State(app): State<Arc<App>>) -> Response {

@@ -3,24 +3,25 @@
 use std::{io::Write as _, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use process::notify::{flush, send_status};
-use scheduling::clock::SystemClock;
+use scheduling::{clock::SystemClock, routing::RoutingPolicy};
 use sd_notify::NotifyState;
 use text::sandbox::TemplateSandbox;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::{Notify, oneshot, watch},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 use crate::{
-    adapters::{self, OpenError, Registry},
+    adapters::{self, AdapterListing, OpenError, Registry},
     admission_queue::AdmissionQueue,
-    app::{AllowedOrigins, App, AppBuilder},
+    app::{AllowedOrigins, App, GatewayLifetime, SharedState},
+    bases::Bases,
     batch_lines::BatchLines,
     batches::{BatchError, Batches},
     body_workers::BodyWorkers,
-    config::{GatewayConfig, ShutdownTrigger},
+    config::{BaseConfig, GatewayConfig, ShutdownTrigger, bases as bases_config},
     connections::{self, ShutdownPhase},
     executor::SharedConnections,
     executors::Executors,
@@ -29,6 +30,8 @@ use crate::{
     lifecycle::{GatewayReadiness, Lifecycle, LoadText, StartError},
     limits::AdapterLimits,
     metrics::{GatewayMetrics, poll::poll},
+    response_store::ResponseStore,
+    served_base::ServedBase,
     service_classes::ServiceClasses,
     systemd,
     telemetry::{self, Sinks},
@@ -151,10 +154,13 @@ async fn stdin_ended() {
     let _ = end.await;
 }
 
-/// Returns the settings with which the registry is opened.
-fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
+/// Returns the settings with which the registry of a base is opened.
+fn options(config: &GatewayConfig, base: &BaseConfig) -> adapters::RegistryOptions {
     adapters::RegistryOptions {
-        state: config.state.clone(),
+        state: match base.name == config.bases.first {
+            true => config.state.clone(),
+            false => bases_config::state_of(&config.state, &base.name),
+        },
         adapter_root: config.adapter_root.clone(),
         max_adapters: config.max_adapters,
         max_adapter_file_bytes: config.max_adapter_file_bytes,
@@ -170,8 +176,9 @@ fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
 pub struct Gateway {
     /// Address of the listener, with the port that the system chose if none was set.
     pub address: SocketAddr,
+    /// Status of the base that is the readiest.
     pub status: watch::Receiver<GatewayReadiness>,
-    app: Arc<App>,
+    bases: Arc<Bases>,
     grace: Duration,
     phase: watch::Sender<ShutdownPhase>,
     server: JoinHandle<usize>,
@@ -180,19 +187,100 @@ pub struct Gateway {
     background_tasks: Vec<JoinHandle<()>>,
 }
 
-/// Starts a task for each executor that polls the executor's statistics.
-fn pollers(
-    executors: &Executors,
-    metrics: &Arc<GatewayMetrics>,
-    registry: &Arc<Registry>,
-    status: &watch::Receiver<GatewayReadiness>,
-) -> Vec<JoinHandle<()>> {
-    let members = executors.all().iter();
+/// A base whose registry is open, and which does not serve yet.
+struct OpenBase {
+    config: BaseConfig,
+    base: Arc<ServedBase>,
+    executors: Executors,
+    registry: Arc<Registry>,
+    lifecycle: Lifecycle,
+    status: watch::Receiver<GatewayReadiness>,
+    turns: AdmissionQueue,
+    metrics: Arc<GatewayMetrics>,
+}
+
+impl OpenBase {
+    async fn open(
+        config: &GatewayConfig,
+        base_config: BaseConfig,
+        (common, metrics): (SharedConnections, Arc<GatewayMetrics>),
+        classes: &Arc<ServiceClasses>,
+        load_text: LoadText,
+    ) -> Result<Self, RunError> {
+        let base = ServedBase::new(
+            base_config.name.clone(),
+            base_config.served_model_name.clone(),
+            base_config.sleep.clone(),
+            config.bases.supervisor.clone(),
+        );
+        let executors = Executors::connect(&base_config.executors, config.executor, &common);
+        let registry = Registry::open(executors.clone(), options(config, &base_config)).await?;
+        let (connected, known) = (executors.clone(), Arc::clone(&registry));
+        let (lifecycle, status) =
+            Lifecycle::new(&base_config, Arc::clone(&base), connected, known, load_text);
+        let (classes, clock) = (Arc::clone(classes), Arc::new(SystemClock));
+        let turns = AdmissionQueue::new(executors.clone(), classes, config.turns, clock);
+        Ok(Self { config: base_config, base, executors, registry, lifecycle, status, turns, metrics })
+    }
+
+    /// Returns the state of the base's handlers, and the lifecycle that starts serving.
+    fn into_app(self, is_first: bool, routing: RoutingPolicy, shared: &Arc<SharedState>) -> (Arc<App>, Lifecycle) {
+        let app = App {
+            shared: Arc::clone(shared),
+            base: self.base,
+            is_first,
+            executors: self.executors,
+            routing,
+            parsers: self.config.parsers,
+            scoring: self.config.scoring,
+            turns: self.turns,
+            status: self.status,
+            registry: self.registry,
+            metrics: self.metrics,
+            listing: AdapterListing::default(),
+        };
+        (Arc::new(app), self.lifecycle)
+    }
+}
+
+/// Opens all bases, the first one first.
+async fn open_bases(
+    config: &GatewayConfig,
+    metrics: Vec<Arc<GatewayMetrics>>,
+    mut common: SharedConnections,
+    classes: &Arc<ServiceClasses>,
+    load_text: &LoadText,
+) -> Result<Vec<OpenBase>, RunError> {
+    let mut opened = Vec::new();
+    for (base, metrics) in config.all_bases().into_iter().zip(metrics) {
+        opened.push(OpenBase::open(config, base, (common, metrics), classes, Arc::clone(load_text)).await?);
+        // Only the first base publishes KV events; the capacity of each base is its own.
+        common = SharedConnections::default();
+    }
+    Ok(opened)
+}
+
+/// Starts a task for each executor of a base that polls the executor's statistics.
+fn pollers(app: &App) -> Vec<JoinHandle<()>> {
+    let members = app.executors.all().iter();
     let polled = members.map(|member| {
-        let (metrics, executor) = (Arc::clone(metrics), member.executor().clone());
-        tokio::spawn(poll(metrics, member.index(), executor, Arc::clone(registry), status.clone()))
+        let (metrics, executor) = (Arc::clone(&app.metrics), member.executor().clone());
+        let (registry, status) = (Arc::clone(&app.registry), app.status.clone());
+        tokio::spawn(poll(metrics, member.index(), executor, registry, status))
     });
     polled.collect()
+}
+
+/// Runs until all executors' handles are closed. Fails if the start of a base cannot succeed.
+async fn run_all(lifecycles: Vec<Lifecycle>) -> Result<(), StartError> {
+    let mut running = JoinSet::new();
+    for lifecycle in lifecycles {
+        running.spawn(lifecycle.run());
+    }
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap_or(Err(StartError::Closed))?;
+    }
+    Ok(())
 }
 
 /// Binds the listener; returns its address, with the port that the system chose if none was set.
@@ -218,81 +306,97 @@ async fn training(
     Ok((runs, training))
 }
 
+/// Creates the metrics of all bases.
+fn metrics_of(config: &GatewayConfig) -> Vec<Arc<GatewayMetrics>> {
+    if !config.bases.others.is_empty() {
+        return GatewayMetrics::of_bases(&config.figures, &config.all_bases());
+    }
+    let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
+    vec![Arc::new(GatewayMetrics::new(&config.figures, &names))]
+}
+
+/// Starts the tasks that run until they are aborted.
+fn background(bases: &Arc<Bases>, status: &watch::Receiver<GatewayReadiness>) -> Vec<JoinHandle<()>> {
+    let app = bases.first();
+    let (followed, registry) = (Arc::clone(app), Arc::clone(&app.registry));
+    let executors = bases.all().iter().map(|app| app.executors.clone()).collect();
+    let mut tasks: Vec<_> = bases.all().iter().flat_map(|app| pollers(app)).collect();
+    tasks.extend([
+        tokio::spawn(async move { followed.keys.follow().await }),
+        tokio::spawn(systemd::follow(status.clone(), move || registry.len(), send_status)),
+        tokio::spawn(systemd::feed(executors)),
+        tokio::spawn(Runs::sweep(Arc::downgrade(&app.runs))),
+        tokio::spawn(Arc::clone(&app.training).run()),
+        tokio::spawn(Arc::clone(&app.batches).run(Arc::new(BatchLines::new(Arc::clone(bases))))),
+    ]);
+    if bases.all().iter().any(|app| app.base.can_sleep()) {
+        tasks.push(tokio::spawn(Arc::clone(bases).follow_idle_times()));
+    }
+    tasks
+}
+
 impl Gateway {
     pub async fn start(config: GatewayConfig, load_text: LoadText) -> Result<Self, RunError> {
-        let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
-        let metrics = Arc::new(GatewayMetrics::new(&config.figures, &names));
-        let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
+        let metrics = metrics_of(&config);
+        let sinks = Sinks::open(Arc::clone(&metrics[0]), config.figures.otlp_endpoint.as_deref())?;
         let (block_updates, publisher) = KvEventPublisher::bind(config.kv_events.as_ref()).await?.unzip();
         let common = SharedConnections::new(block_updates);
-        let executors = Executors::connect(&config.executors, config.executor, &common);
-        let registry = Registry::open(executors.clone(), options(&config)).await?;
-        let (lifecycle, status) =
-            Lifecycle::new(&config, executors.clone(), Arc::clone(&registry), load_text);
-        let (runs, training) = training(&config, &registry, &status).await?;
+        let classes = Arc::new(ServiceClasses::new(config.classes.clone()));
+        let opened = open_bases(&config, metrics, common, &classes, &load_text).await?;
+        let first = &opened[0];
+        let (runs, training) = training(&config, &first.registry, &first.status).await?;
         let (listener, address) = listen(config.listen).await?;
-        let (classes, clock) = (Arc::new(ServiceClasses::new(config.classes)), Arc::new(SystemClock));
-        let turns = AdmissionQueue::new(executors.clone(), Arc::clone(&classes), config.turns, clock);
         let memory = TenantMemory::new(config.connections.memory);
         let batches = Batches::open(
-            (Arc::clone(registry.database()), Arc::clone(&training)),
+            (Arc::clone(first.registry.database()), Arc::clone(&training)),
             Arc::clone(&memory),
-            turns.background_slots(),
+            first.turns.background_slots(),
             (config.batches, config.connections.max_body_bytes),
             &config.state,
         )
         .await?;
-        let bodies = BodyWorkers::start().map_err(RunError::no_threads)?;
-        let app = Arc::new(App::new(AppBuilder {
-            executors: executors.clone(),
-            routing: config.routing,
-            parsers: config.parsers,
-            scoring: config.scoring,
-            turns,
+        let shared = Arc::new(SharedState {
             classes,
-            status: status.clone(),
-            registry: Arc::clone(&registry),
-            training: Arc::clone(&training),
-            batches: Arc::clone(&batches),
-            metrics: Arc::clone(&metrics),
+            training,
+            batches,
             sinks,
             keys: config.keys,
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
             origins: AllowedOrigins { hosts: config.hosts, allowed: config.cors_origins },
             connections: config.connections,
             grammars: GrammarChecks::new(config.helper_program, Arc::clone(&memory)),
+            kept: Arc::new(ResponseStore::new(Arc::clone(&memory))),
             memory,
-            bodies,
-            runs: Arc::clone(&runs),
-        }));
+            bodies: BodyWorkers::start().map_err(RunError::no_threads)?,
+            runs,
+            lifetime: GatewayLifetime::begin(),
+        });
+        let served = opened.into_iter().enumerate();
+        let served = served.map(|(index, open)| open.into_app(index == 0, config.routing, &shared));
+        let (apps, lifecycles): (Vec<_>, Vec<_>) = served.unzip();
+        let bases = Bases::new(apps, config.bases.host_bytes, config.bases.wake_timeout);
+        let status = bases.follow_status();
         let (phase, phases) = watch::channel(ShutdownPhase::Serving);
-        let followed = Arc::clone(&app);
-        let mut background_tasks = pollers(&executors, &metrics, &registry, &status);
-        background_tasks.extend([
-            tokio::spawn(async move { followed.keys.follow().await }),
-            tokio::spawn(systemd::follow(status.clone(), move || registry.len(), send_status)),
-            tokio::spawn(systemd::feed(executors)),
-            tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
-            tokio::spawn(training.run()),
-            tokio::spawn(batches.run(Arc::new(BatchLines::new(Arc::clone(&app))))),
-        ]);
+        let mut background_tasks = background(&bases, &status);
         background_tasks
-            .extend(publisher.map(|publisher| tokio::spawn(publisher.run(Arc::clone(&app.registry)))));
+            .extend(publisher.map(|publisher| {
+                tokio::spawn(publisher.run(Arc::clone(&bases.first().registry)))
+            }));
         Ok(Self {
             address,
             status,
             grace: config.grace,
             phase,
-            server: tokio::spawn(connections::serve(listener, Arc::clone(&app), phases)),
-            lifecycle: tokio::spawn(lifecycle.run()),
+            server: tokio::spawn(connections::serve(listener, Arc::clone(&bases), phases)),
+            lifecycle: tokio::spawn(run_all(lifecycles)),
             background_tasks,
-            app,
+            bases,
         })
     }
 
     #[must_use]
     pub fn memory(&self) -> &TenantMemory {
-        &self.app.memory
+        &self.bases.first().memory
     }
 
     /// Serves until `stop` resolves or the start fails, then drains. If `hurry` resolves, the drain ends at
@@ -306,7 +410,7 @@ impl Gateway {
         let announce = async move {
             // The result of `wait_for` locks the status and must not live across the following wait.
             let is_ready =
-                ready.wait_for(|status| matches!(status, GatewayReadiness::Ready(_))).await.is_ok();
+                ready.wait_for(GatewayReadiness::answers).await.is_ok();
             if is_ready {
                 // A supervisor that closed standard output does not need the line.
                 let _ = writeln!(std::io::stdout(), "ready http://{address}");
@@ -334,7 +438,7 @@ impl Gateway {
         let grace_ms = self.grace.as_millis();
         tracing::info!(grace_ms, "stopping");
         send_status(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
-        self.app.drain();
+        self.bases.first().drain();
         self.phase.send_replace(ShutdownPhase::Draining);
         let mut server = self.server;
         let drained = tokio::time::timeout(self.grace, &mut server).await.is_ok();
@@ -342,7 +446,7 @@ impl Gateway {
             tracing::warn!("requests still run after --grace-ms; they end with an error");
             failpoint::pass("gateway.drain_cut");
         }
-        self.app.executors.close();
+        self.bases.all().iter().for_each(|app| app.executors.close());
         let mut result = Ok(());
         if !drained {
             // A client that does not read cannot receive the error.
@@ -356,13 +460,13 @@ impl Gateway {
             // Background tasks hold the registry, whose directory the next gateway may open at once.
             let _ = task.await;
         }
-        self.app.training.let_all_go().await;
-        self.app.registry.remove_presence().await;
+        self.bases.first().training.let_all_go().await;
+        self.bases.first().registry.remove_presence().await;
         // The lifecycle ends by itself now, unless its end caused this shutdown.
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;
         }
-        self.app.sinks.close().await;
+        self.bases.first().sinks.close().await;
         // Flushing may block, but no work is left that it could delay.
         flush();
         result

@@ -26,7 +26,7 @@ pub async fn follow(
         let now = status.borrow_and_update().clone();
         let text = describe(&now, adapters());
         match now {
-            GatewayReadiness::Ready(_) => tell(&[NotifyState::Ready, NotifyState::Status(&text)]),
+            GatewayReadiness::Ready(_) | GatewayReadiness::Asleep(_) => tell(&[NotifyState::Ready, NotifyState::Status(&text)]),
             GatewayReadiness::Starting { .. } => {
                 let more_us = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
                 tell(&[NotifyState::ExtendTimeoutUsec(more_us), NotifyState::Status(&text)]);
@@ -46,20 +46,29 @@ fn describe(status: &GatewayReadiness, adapters: usize) -> String {
         GatewayReadiness::Starting { stage, percent: None } => stage.clone(),
         GatewayReadiness::Starting { stage, percent } => format!("{} ({stage})", loading(stage, *percent)),
         GatewayReadiness::Lost { detail } => format!("executor lost: {detail}"),
+        GatewayReadiness::Asleep(_) => format!("asleep, {adapters} adapters"),
         GatewayReadiness::Closing => "stopping".to_owned(),
     };
     text.replace(char::is_control, " ")
 }
 
 /// Feeds the watchdog, if systemd set one, while the executors' connection tasks answer.
-pub(crate) async fn feed(executors: Executors) {
+pub(crate) async fn feed(bases: Vec<Executors>) {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return;
     };
     let mut ticks = tokio::time::interval(limit / 2);
     loop {
         ticks.tick().await;
-        match timeout(limit / 2, executors.links_answer()).await {
+        let answer = async {
+            for executors in &bases {
+                if !executors.links_answer().await {
+                    return false;
+                }
+            }
+            true
+        };
+        match timeout(limit / 2, answer).await {
             Ok(true) => send_status(&[NotifyState::Watchdog]),
             Ok(false) => return,
             Err(_) => {

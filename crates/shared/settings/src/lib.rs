@@ -30,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+mod base;
 mod choices;
 mod class;
 pub mod completions;
@@ -45,6 +46,7 @@ mod values;
 pub mod variables;
 
 pub use self::{
+    base::{BaseOption, BaseOptionError, MAX_BASES},
     choices::{
         AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
         Routing, ToolCallParser,

@@ -37,6 +37,9 @@ sections! {
         /// Memory for weights on a CPU; weights beyond it are streamed from the disk in each pass
         resident_weight_bytes: ByteCount, --"resident-weight-bytes" "BYTES", Depends("all weights stay in memory"), Executor,
             was ["model"] "weight_bytes" --"weight-bytes";
+        /// Time without requests after which the base sleeps: its processes end, and the next request starts
+        /// them; 0 is never
+        sleep_after_s: u64, --"sleep-after-s" "S", Is("0"), Gateway;
     }
 
     /// `[executor]`: the process that owns the weights.
@@ -239,6 +242,8 @@ sections! {
         store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;
         /// Maximum time without a message of an executor with running requests, before it counts as lost
         executor_timeout_ms: u64, --"executor-timeout-ms" "MS", Is("30000"), Gateway, was ["gateway"] "silence_ms" --"silence-ms";
+        /// Maximum time that a request waits until a sleeping base serves
+        wake_timeout_ms: u64, --"wake-timeout-ms" "MS", Is("120000"), Gateway;
         /// Certificate authority of executors on other hosts, in PEM
         executor_ca: PathBuf, --"executor-ca" "PEM", Preset::None, Gateway;
         /// Certificate of the gateway towards executors on other hosts, in PEM; `holobiont cert --client

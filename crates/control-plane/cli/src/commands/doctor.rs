@@ -1,7 +1,8 @@
 //! `holobiont doctor`: checks whether this machine suits a deployment, and says how to fix each finding. With
 //! a model, the command says instead how many tokens and adapters fit.
 
-mod capacity;
+pub(crate) mod capacity;
+pub(crate) mod host_ledger;
 
 use std::{
     fs,

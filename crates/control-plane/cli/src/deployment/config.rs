@@ -4,6 +4,7 @@
 //! environment, and the environment over the file. An unknown key or variable is refused by name. Settings
 //! that are not set are not passed on, because each process applies the same preset from `settings`.
 
+pub(crate) mod bases;
 pub(crate) mod executors;
 mod old_names;
 
@@ -29,7 +30,7 @@ use settings::{
 
 use security::address::HostPort;
 
-use self::executors::ExecutorEntry;
+use self::{bases::BaseEntry, executors::ExecutorEntry};
 pub(crate) use self::executors::Executors;
 use crate::exit::{Exit, Explain};
 
@@ -62,6 +63,9 @@ pub(crate) enum DeploymentConfigError {
         /// Error with the expected value.
         source: Box<toml::de::Error>,
     },
+    /// The settings of several bases conflict with others.
+    #[error("{0}")]
+    Bases(&'static str),
     /// The environment has a variable with our prefix that no program reads.
     #[error(transparent)]
     Unknown(#[from] UnknownVariable),
@@ -72,13 +76,13 @@ impl Explain for DeploymentConfigError {
         match self {
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
             Self::Read { .. } => Exit::Failed,
-            Self::File { .. } | Self::Value { .. } | Self::Unknown(_) => Exit::Usage,
+            Self::File { .. } | Self::Value { .. } | Self::Bases(_) | Self::Unknown(_) => Exit::Usage,
         }
     }
 
     fn next(&self) -> Option<String> {
         match self {
-            Self::Read { .. } | Self::Value { .. } => None,
+            Self::Read { .. } | Self::Value { .. } | Self::Bases(_) => None,
             Self::File { .. } => {
                 Some("correct or remove that line; docs/reference/configuration.md lists all settings".into())
             }
@@ -94,6 +98,9 @@ pub(crate) struct DeploymentConfig {
     pub(crate) model: ModelSection,
     /// Section `[executor]`, or one `[[executor]]` for each of several executors.
     pub(crate) executor: Executors,
+    /// Sections `[[base]]`: several base models; empty for the one of `[model]`.
+    #[serde(deserialize_with = "bases::bases")]
+    pub(crate) base: Vec<BaseEntry>,
     pub(crate) memory: MemorySection,
     pub(crate) speculation: SpeculationSection,
     pub(crate) workers: WorkersSection,
@@ -118,7 +125,27 @@ impl DeploymentConfig {
         let file = file.map(Self::from_file).transpose()?.unwrap_or_default();
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        Ok(flags.or(Self::from_environment(variables)?).or(file))
+        let config = flags.or(Self::from_environment(variables)?).or(file);
+        config.check_bases().map(|()| config)
+    }
+
+    /// Refuses settings that are not possible beside several bases.
+    fn check_bases(&self) -> Result<(), DeploymentConfigError> {
+        let conflict = match self {
+            _ if self.base.is_empty() => return Ok(()),
+            _ if self.model.name.is_some() || self.model.served_name.is_some() => {
+                "a model is set beside [[base]]; set `model` and `served_name` in a [[base]]"
+            }
+            _ if !self.executor.each.is_empty() => {
+                "[[executor]] is set beside [[base]]; write [[base.executor]] below the base of the executor"
+            }
+            _ if self.gateway.registry.is_some() => {
+                "several bases cannot share a registry with other hosts; start a deployment for each base, or \
+                 remove `registry`"
+            }
+            _ => return Ok(()),
+        };
+        Err(DeploymentConfigError::Bases(conflict))
     }
 
     /// Reads a deployment file. Relative paths are resolved against the file's directory.
@@ -186,6 +213,7 @@ impl DeploymentConfig {
         Self {
             model: self.model.or(lower.model),
             executor: self.executor.or(lower.executor),
+            base: if self.base.is_empty() { lower.base } else { self.base },
             memory: self.memory.or(lower.memory),
             speculation: self.speculation.or(lower.speculation),
             workers: self.workers.or(lower.workers),
@@ -227,11 +255,29 @@ impl DeploymentConfig {
         arguments.collect()
     }
 
+    /// Returns the deployment of each base as if the base were the only one, with the base's name if there
+    /// are several.
+    pub(crate) fn bases(&self) -> Vec<(Option<String>, Self)> {
+        if self.base.is_empty() {
+            return vec![(None, self.clone())];
+        }
+        let bases = self.base.iter().enumerate();
+        bases.map(|(index, base)| (Some(base.name.clone()), self.of_base(index, base))).collect()
+    }
+
     /// Returns the configuration of each executor that is started on this host. A single executor has no
     /// name.
     pub(crate) fn members(&self) -> Vec<DeployedExecutor> {
+        let of_base = |(base, config): (Option<String>, Self)| {
+            let named = |member: DeployedExecutor| member.of_base(base.as_deref());
+            config.members_of_base().into_iter().map(named).collect::<Vec<_>>()
+        };
+        self.bases().into_iter().flat_map(of_base).collect()
+    }
+
+    fn members_of_base(&self) -> Vec<DeployedExecutor> {
         if self.executor.each.is_empty() {
-            return vec![DeployedExecutor { name: None, config: self.clone() }];
+            return vec![DeployedExecutor { name: None, base: None, config: self.clone() }];
         }
         let here: Vec<&ExecutorEntry> =
             self.executor.each.iter().filter(|entry| entry.address.is_none()).collect();
@@ -239,7 +285,7 @@ impl DeploymentConfig {
             let mut config = self.of(index, entry);
             // Several executors of one host get equal parts of its memory by default.
             config.memory.process = config.memory.process.or_else(|| even_part(here.len()));
-            DeployedExecutor { name: Some(entry.name.clone()), config }
+            DeployedExecutor { name: Some(entry.name.clone()), base: None, config }
         };
         here.iter().enumerate().map(|(index, entry)| member(index, entry)).collect()
     }
@@ -247,6 +293,31 @@ impl DeploymentConfig {
     /// Returns names and addresses of executors on other hosts, which this deployment drives.
     pub(crate) fn elsewhere(&self) -> impl Iterator<Item = (&str, &HostPort)> {
         self.executor.each.iter().filter_map(|entry| Some((entry.name.as_str(), entry.address.as_ref()?)))
+    }
+
+    /// Returns the deployment of one of several bases. Only the first base has a layer service, and so
+    /// training.
+    fn of_base(&self, index: usize, base: &BaseEntry) -> Self {
+        let mut config = Self { base: Vec::new(), ..self.clone() };
+        let served_name = base.model.served_name.clone().or_else(|| Some(base.name.clone()));
+        config.model = ModelSection { served_name, ..base.model.clone().or(self.model.clone()) };
+        let common = base.executor.common.clone().or(self.executor.common.clone());
+        config.executor = Executors { common, each: base.executor.each.clone() };
+        config.memory = base.memory.clone().or(self.memory.clone());
+        config.speculation = base.speculation.clone().or(self.speculation.clone());
+        config.workers = base.workers.clone().or(self.workers.clone());
+        config.lab = base.lab.clone().or(self.lab.clone());
+        config.gateway = base.gateway.clone().or(self.gateway.clone());
+        config.adapters = base.adapters.clone();
+        if base.memory.directory.is_none() {
+            config.memory.directory = self.memory.directory.as_ref().map(|directory| directory.join(&base.name));
+        }
+        if index > 0 {
+            config.layers = LayersSection { local: Some(false), ..LayersSection::default() };
+        } else {
+            config.adapters.extend(self.adapters.clone());
+        }
+        config
     }
 
     /// Returns the configuration of one of several executors. Only the first executor has a layer service,
@@ -341,14 +412,16 @@ impl DeploymentConfig {
             &mut layers.key_file,
         ];
         let adapters = self.adapters.values_mut();
-        for path in paths.into_iter().flatten().chain(adapters).chain(self.executor.paths()) {
+        let of_bases = self.base.iter_mut().flat_map(BaseEntry::paths);
+        for path in paths.into_iter().flatten().chain(adapters).chain(self.executor.paths()).chain(of_bases) {
             *path = base.join(&*path);
         }
-        // `model.name` may be a name of a model, so it is resolved as a path only if the file exists.
-        if let Some(name) = &mut self.model.name
-            && base.join(&*name).exists()
-        {
-            *name = base.join(&*name).to_string_lossy().into_owned();
+        // A model may have the name of a model, so it is resolved as a path only if the file exists.
+        let models = self.base.iter_mut().map(|base| &mut base.model).chain([&mut self.model]);
+        for name in models.filter_map(|model| model.name.as_mut()) {
+            if base.join(&*name).exists() {
+                *name = base.join(&*name).to_string_lossy().into_owned();
+            }
         }
     }
 }
@@ -373,8 +446,20 @@ fn read_bounded(path: &Path) -> io::Result<String> {
 pub(crate) struct DeployedExecutor {
     /// Name of the executor, if there are several.
     pub(crate) name: Option<String>,
+    /// Name of the executor's base, if there are several.
+    pub(crate) base: Option<String>,
     /// Deployment as if this executor were the only one.
     pub(crate) config: DeploymentConfig,
+}
+
+impl DeployedExecutor {
+    /// Names the executor after its base; one of several executors of a base has both names.
+    fn of_base(mut self, base: Option<&str>) -> Self {
+        let Some(base) = base else { return self };
+        self.name = Some(self.name.map_or_else(|| base.to_owned(), |name| format!("{base}-{name}")));
+        self.base = Some(base.to_owned());
+        self
+    }
 }
 
 /// Limits and delays for restarts of crashed processes.

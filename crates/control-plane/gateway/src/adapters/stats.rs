@@ -20,7 +20,7 @@ pub(super) struct RegistryCounters {
     buckets: [AtomicU64; LOAD_BOUNDS_S.len() + 1],
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct RegistryStats {
     pub loads: u64,
     pub load_failures: u64,
@@ -33,6 +33,24 @@ pub struct RegistryStats {
     pub load_s: f64,
     /// Loads in each bucket of [`LOAD_BOUNDS_S`] (not cumulative), then those above the last bound.
     pub load_buckets: [u64; LOAD_BOUNDS_S.len() + 1],
+}
+
+impl RegistryStats {
+    /// Adds the counts of another registry.
+    #[must_use]
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let mut load_buckets = self.load_buckets;
+        load_buckets.iter_mut().zip(other.load_buckets).for_each(|(sum, more)| *sum += more);
+        Self {
+            loads: self.loads + other.loads,
+            load_failures: self.load_failures + other.load_failures,
+            evictions: self.evictions + other.evictions,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            load_s: self.load_s + other.load_s,
+            load_buckets,
+        }
+    }
 }
 
 impl RegistryCounters {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::{
     app::App,
+    bases::Bases,
     caller::Caller,
     clock::rfc3339,
     errors::ApiError,
@@ -30,11 +31,11 @@ pub(crate) struct ModelPageQuery {
 
 /// `GET /v1/models`: a page of the base model and the usable adapters.
 pub(crate) async fn list(
-    State(app): State<Arc<App>>,
+    State(bases): State<Arc<Bases>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<ModelPageQuery>,
 ) -> Result<Json<Value>, ApiError> {
-    let cards = models::cards(&app, &caller)?;
+    let cards = models::cards(&bases, &caller)?;
     let limit = query.limit()?;
     let at = |id: &Option<String>, field: &str| query_position(&cards, id.as_deref(), field);
     let (after, before) = (at(&query.after_id, "after_id")?, at(&query.before_id, "before_id")?);

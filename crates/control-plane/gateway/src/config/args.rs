@@ -6,10 +6,10 @@ use clap::Parser;
 use scheduling::routing::RoutingPolicy;
 
 use security::address::NotHostPort;
-use settings::{ByteCount, Fraction, LogFormat, ReasoningParser, ServiceClass, ToolCallParser};
+use settings::{BaseOption, ByteCount, Fraction, LogFormat, ReasoningParser, ServiceClass, ToolCallParser};
 
 use super::values::{ConnectionLimits, ExecutorEndpoint, NamedEndpoint, StartAdapter, TrainingLimits};
-use crate::tenant_memory::MemoryLimits;
+use crate::{served_base::ONLY_BASE, tenant_memory::MemoryLimits};
 
 /// The gateway serves OpenAI's HTTP API in front of a base-executor.
 #[derive(Debug, Clone, Parser)]
@@ -33,6 +33,9 @@ pub struct Args {
     /// Tags around the model's reasoning content
     #[arg(long, value_name = "TAGS")]
     pub reasoning_parser: ReasoningParser,
+    /// Settings of the bases.
+    #[command(flatten)]
+    pub bases: BasesArgs,
     /// Settings of the scoring routes.
     #[command(flatten)]
     pub scoring: ScoringArgs,
@@ -108,6 +111,38 @@ pub struct ExecutorArgs {
     /// Policy that chooses one of several executors for a request
     #[arg(long, value_name = "POLICY")]
     pub routing: RoutingPolicy,
+}
+
+/// Settings of several bases, and of their sleep.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub struct BasesArgs {
+    /// Name of the first base in administration
+    #[arg(long, value_name = "NAME", default_value = ONLY_BASE)]
+    pub base_name: String,
+    /// Base beside the first: {name="small",served_name="small",executors={small="PATH"}}; may be given many
+    /// times
+    #[arg(long = "base", value_name = "TABLE")]
+    pub bases: Vec<BaseOption>,
+    /// Time in seconds without requests after which the first base sleeps; 0 is never
+    #[arg(long, value_name = "N")]
+    pub sleep_after_s: u64,
+    /// Maximum time in milliseconds that a request waits until a sleeping base serves
+    #[arg(long, value_name = "N")]
+    pub wake_timeout_ms: u64,
+    /// Asks the reader of standard output to end and start the executors of sleeping bases, as `holobiont up`
+    /// does; without it no base sleeps
+    #[arg(long)]
+    pub supervised: bool,
+    /// Bases whose executors do not run at the start
+    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
+    pub asleep: Vec<String>,
+    /// Host memory of the first base's executors
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub base_host_bytes: ByteCount,
+    /// Host memory that all bases that are awake may use together [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub bases_host_bytes: Option<ByteCount>,
 }
 
 /// Settings of the scoring routes.

@@ -98,6 +98,11 @@ impl ExecutorHandle {
         self.executor.room_changed();
     }
 
+    /// Keeps requests from an executor that ends, until another process takes its place.
+    pub(crate) fn fall_asleep(&self) {
+        self.set_state(ExecutorState::Starting { stage: "asleep".to_owned(), percent: None });
+    }
+
     #[must_use]
     pub(crate) fn is_ready(&self) -> bool {
         matches!(&*lock(&self.state), ExecutorState::Ready(_))

@@ -68,10 +68,18 @@ pub enum GatewayReadiness {
         detail: String,
     },
     Ready(Arc<ServingState>),
+    /// The executors do not run until a request wakes the base; contains the last serving state.
+    Asleep(Option<Arc<ServingState>>),
     Closing,
 }
 
 impl GatewayReadiness {
+    /// Whether requests are answered, if need be after a wake.
+    #[must_use]
+    pub fn answers(&self) -> bool {
+        matches!(self, Self::Ready(_) | Self::Asleep(_))
+    }
+
     /// Returns what is served, or why nothing is.
     pub(crate) fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         match self {
@@ -81,6 +89,7 @@ impl GatewayReadiness {
                 Err(ServingUnavailable::Starting(format!("{stage}, {percent} %")))
             }
             Self::Lost { detail } => Err(ServingUnavailable::Lost(detail.clone())),
+            Self::Asleep(_) => Err(ServingUnavailable::Asleep),
             Self::Closing => Err(ServingUnavailable::Closing),
         }
     }
@@ -94,6 +103,9 @@ pub(crate) enum ServingUnavailable {
     /// The executor was lost; contains the reason.
     #[error("the base-executor was lost: {0}; try again shortly")]
     Lost(String),
+    /// The executors of the base do not run.
+    #[error("the base model sleeps; a request for an answer wakes it")]
+    Asleep,
     #[error("the gateway is shutting down")]
     Closing,
 }

@@ -1,18 +1,15 @@
 //! Metrics of service classes. The operator defines the classes, so their number is small and callers cannot
 //! add labels.
 
-use super::{GatewayMetrics, table::Id};
-use crate::{
-    admission_queue::AdmissionQueue,
-    service_classes::{Objective, ServiceClasses, SloOutcome},
-};
+use super::{GatewayMetrics, ReportedBase, table::Id};
+use crate::service_classes::{Objective, ServiceClasses, SloOutcome};
 
 impl GatewayMetrics {
     /// Updates the metrics from the counters of the classes and from the admission queue.
-    pub(super) fn refresh_classes(&self, classes: &ServiceClasses, turns: &AdmissionQueue) {
+    pub(super) fn refresh_classes(&self, classes: &ServiceClasses, bases: &[ReportedBase<'_>]) {
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
-        let tenants = turns.figures();
+        let tenants: Vec<_> = bases.iter().flat_map(|base| base.turns.figures()).collect();
         for (id, class) in classes.all() {
             let name = class.settings.name.as_str();
             let [requests, throttled, tokens] = class.tally.counts();
@@ -29,9 +26,9 @@ impl GatewayMetrics {
                 }
             }
         }
-        let queued = turns.queued() as u64;
+        let queued = bases.iter().map(|base| base.turns.queued() as u64).sum::<u64>();
         let reported = match &*self.executors {
-            [only] => u64::from(only.latest().stats.waiting),
+            [only] if only.label().is_none() => u64::from(only.latest().stats.waiting),
             // With several executors, each reports its own value with its label.
             _ => 0,
         };

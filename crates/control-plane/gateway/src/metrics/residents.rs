@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use shmproto::message::AdapterIdBytes;
 
-use super::{GatewayMetrics, table::Id};
+use super::{GatewayMetrics, ReportedBase, table::Id};
 use crate::{
-    adapters::{Registry, Tier},
+    adapters::{Registry, RegistryStats, Tier},
     batches::Batches,
     training::Training,
 };
@@ -21,7 +21,11 @@ struct MetricAdapter {
     pinned: &'static str,
 }
 
-fn residents(registry: &Registry) -> BTreeMap<String, MetricAdapter> {
+fn residents(bases: &[ReportedBase<'_>]) -> BTreeMap<String, MetricAdapter> {
+    bases.iter().flat_map(|base| residents_of(base.registry)).collect()
+}
+
+fn residents_of(registry: &Registry) -> Vec<(String, MetricAdapter)> {
     let entries = registry.entries();
     let named = entries.iter().map(|(name, entry)| {
         let resident = MetricAdapter {
@@ -38,8 +42,11 @@ fn residents(registry: &Registry) -> BTreeMap<String, MetricAdapter> {
 
 impl GatewayMetrics {
     /// Updates the metrics of registered adapters; returns the names of each adapter.
-    pub(super) fn refresh_residents(&self, registry: &Registry) -> HashMap<AdapterIdBytes, Vec<String>> {
-        let residents = residents(registry);
+    pub(super) fn refresh_residents(
+        &self,
+        bases: &[ReportedBase<'_>],
+    ) -> HashMap<AdapterIdBytes, Vec<String>> {
+        let residents = residents(bases);
         let count = |is: &dyn Fn(&MetricAdapter) -> bool| {
             let count = residents.values().filter(|resident| is(resident)).count();
             f64::from(u32::try_from(count).unwrap_or(u32::MAX))
@@ -60,8 +67,9 @@ impl GatewayMetrics {
     }
 
     /// Updates the metrics of loads, evictions and look-ups.
-    pub(super) fn refresh_loads(&self, registry: &Registry) {
-        let figures = registry.figures();
+    pub(super) fn refresh_loads(&self, bases: &[ReportedBase<'_>]) {
+        let each = bases.iter().map(|base| base.registry.figures());
+        let figures = each.reduce(RegistryStats::plus).unwrap_or_default();
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
         set(Id::AdapterLoads, &["loaded"], figures.loads);
@@ -70,20 +78,22 @@ impl GatewayMetrics {
         set(Id::AdapterLookups, &["hit"], figures.hits);
         set(Id::AdapterLookups, &["miss"], figures.misses);
         self.store.histogram(Id::AdapterLoadTime, &[]).replace(&figures.load_buckets, figures.load_s);
-        self.refresh_fetches(registry);
-        self.refresh_fleet(registry);
+        self.refresh_fetches(bases);
+        bases.iter().for_each(|base| self.refresh_fleet(base.registry));
     }
 
     /// Updates the metrics of fetches by URI.
-    fn refresh_fetches(&self, registry: &Registry) {
+    fn refresh_fetches(&self, bases: &[ReportedBase<'_>]) {
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
-        for stats in registry.fetch_stats() {
-            let scheme = stats.scheme.name();
-            for (outcome, count) in stats.outcomes {
-                set(Id::UriFetches, &[scheme, outcome.name()], count);
+        let all: Vec<_> = bases.iter().flat_map(|base| base.registry.fetch_stats()).collect();
+        for scheme in UriScheme::EACH {
+            let of_scheme = all.iter().filter(|stats| stats.scheme == scheme);
+            for outcome in FetchOutcome::EACH {
+                let count = of_scheme.clone().map(|stats| stats.outcomes[outcome as usize].1).sum();
+                set(Id::UriFetches, &[scheme.name(), outcome.name()], count);
             }
-            set(Id::UriFetchedBytes, &[scheme], stats.bytes);
+            set(Id::UriFetchedBytes, &[scheme.name()], of_scheme.map(|stats| stats.bytes).sum());
         }
     }
 

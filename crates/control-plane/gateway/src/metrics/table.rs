@@ -103,6 +103,15 @@ metrics! {
     Promises = Counter, Count, "holobiont_slo_requests_total", ["class", "objective", "outcome"],
         "SLO targets of a service class, by objective (ttft, tpot) and outcome: met, missed, or refused \
          early";
+    // Sleep of bases.
+    BaseAsleep = Gauge, Count, "holobiont_base_asleep", ["base"],
+        "1 while the executors of a base do not run because nobody uses the base";
+    BaseSleeps = Counter, Count, "holobiont_base_sleeps_total", ["base"],
+        "How often a base fell asleep";
+    BaseWakes = Counter, Count, "holobiont_base_wakes_total", ["base"],
+        "How often a base served again after a sleep";
+    BaseWakeTime = Counter, Seconds, "holobiont_base_wake_seconds_total", ["base"],
+        "Time from the requests that woke a base until the base served";
     // Latency.
     TimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_time_to_first_token_seconds", [],
         "Time from a request's start to its first token";

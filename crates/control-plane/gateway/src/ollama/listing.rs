@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use crate::{
     adapters::AdapterEntry,
     app::App,
+    bases::Bases,
     body::JsonBody,
     caller::Caller,
     clock::rfc3339,
     errors::ApiError,
-    lifecycle::ServingState,
+    lifecycle::{ServingState, ServingUnavailable},
     openai::{
         adapters::placed,
         models::{answers, is_listed},
@@ -34,27 +35,36 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// `GET /api/tags`: all models that the caller may use.
 pub(crate) async fn tags(
-    State(app): State<Arc<App>>,
+    State(bases): State<Arc<Bases>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, ApiError> {
-    let serving = app.serving()?;
+    Ok(Json(json!({ "models": bases.listed(|app| tags_of(app, &caller))? })))
+}
+
+fn tags_of(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
+    let serving = app.last_serving()?;
     let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry));
-    let models: Vec<Value> =
-        std::iter::once(base(&serving)).chain(usable.map(|entry| adapter(entry, &serving))).collect();
-    Ok(Json(json!({ "models": models })))
+    let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
+    Ok(std::iter::once(base(&serving)).chain(usable.map(|entry| adapter(entry, &serving))).collect())
 }
 
 /// `GET /api/ps`: the models that are on the device now.
 pub(crate) async fn ps(
-    State(app): State<Arc<App>>,
+    State(bases): State<Arc<Bases>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, ApiError> {
-    let serving = app.serving()?;
+    Ok(Json(json!({ "models": bases.listed(|app| on_device(app, &caller))? })))
+}
+
+fn on_device(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
+    let serving = match app.serving() {
+        Err(ServingUnavailable::Asleep) => return Ok(Vec::new()),
+        serving => serving?,
+    };
     let entries = app.registry.entries();
-    let placed = placed(&app);
+    let placed = placed(app);
     let here =
-        entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry)).filter_map(|entry| {
+        entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry)).filter_map(|entry| {
             let bytes = placed.find(entry.id()).device_bytes;
             (bytes > 0).then(|| (adapter(entry, &serving), bytes))
         });
@@ -65,7 +75,7 @@ pub(crate) async fn ps(
         model["context_length"] = serving.context_tokens.into();
         model
     });
-    Ok(Json(json!({ "models": models.collect::<Vec<_>>() })))
+    Ok(models.collect())
 }
 
 /// `POST /api/show`: details of one model.

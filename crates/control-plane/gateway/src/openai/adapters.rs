@@ -19,6 +19,7 @@ use crate::{
         database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
+    bases::{Bases, name_in_requests},
     body::JsonBody,
     errors::ApiError,
     executors::ExecutorHandle,
@@ -35,25 +36,40 @@ pub(crate) struct AdapterListQuery {
 
 /// Lists adapters with their state, placement and use.
 pub(crate) async fn list(
-    State(app): State<Arc<App>>,
+    State(bases): State<Arc<Bases>>,
     Query(AdapterListQuery { runs }): Query<AdapterListQuery>,
 ) -> Json<Value> {
-    let registry = &app.registry;
-    let is_asked = |entry: &&Arc<AdapterEntry>| checkpoint_path::is_of_run(&entry.record.name) == runs;
-    let named = registry.entries();
-    let placed = placed(&app);
-    let data = named.values().filter(is_asked).map(|entry| describe(&app, &placed, entry, NameState::Yes));
-    let draining = registry.draining();
-    let draining =
-        draining.iter().filter(is_asked).map(|entry| describe(&app, &placed, entry, NameState::NoMore));
-    let data: Vec<Value> = data.chain(draining).collect();
+    let each = bases.all();
+    let data: Vec<Value> = each.iter().flat_map(|app| listed(app, runs, bases.are_several())).collect();
     Json(json!({
         "object": "list",
         "data": data,
-        "max_adapters": registry.max_adapters(),
-        "resident_bytes": registry.resident().1,
-        "budget_bytes": registry.budget_bytes(),
+        "max_adapters": bases.first().registry.max_adapters(),
+        "resident_bytes": each.iter().map(|app| app.registry.resident().1).sum::<u64>(),
+        "budget_bytes": budget_bytes(each),
     }))
+}
+
+/// Returns the host memory for adapters; `None` if no executor is connected.
+pub(crate) fn budget_bytes(apps: &[Arc<App>]) -> Option<u64> {
+    apps.iter().filter_map(|app| app.registry.budget_bytes()).reduce(u64::saturating_add)
+}
+
+/// Describes the adapters of one base, with its name if there are several.
+fn listed(app: &App, runs: bool, are_several: bool) -> Vec<Value> {
+    let registry = &app.registry;
+    let is_asked = |entry: &&Arc<AdapterEntry>| checkpoint_path::is_of_run(&entry.record.name) == runs;
+    let named = registry.entries();
+    let placed = placed(app);
+    let data = named.values().filter(is_asked).map(|entry| describe(app, &placed, entry, NameState::Yes));
+    let draining = registry.draining();
+    let draining =
+        draining.iter().filter(is_asked).map(|entry| describe(app, &placed, entry, NameState::NoMore));
+    let mut data: Vec<Value> = data.chain(draining).collect();
+    if are_several {
+        data.iter_mut().for_each(|adapter| adapter["base"] = json!(name_in_requests(app)));
+    }
+    data
 }
 
 /// Loads or replaces an adapter; answers once the adapter is durable and ready.

@@ -13,9 +13,10 @@ use super::adapters::check_is_adapter;
 use crate::{
     adapters::AdapterEntry,
     app::App,
+    bases::Bases,
     caller::{Caller, KeyRole},
     errors::ApiError,
-    lifecycle::ServingState,
+    lifecycle::{ServingState, ServingUnavailable},
     training_sessions::checkpoint_path,
 };
 
@@ -33,6 +34,9 @@ pub(crate) struct ModelCard {
     adapter_generation: Option<String>,
     /// Arithmetic and data types of the base; other ones may give other bits.
     numbers: String,
+    /// `awake`, `asleep` or `waking`, if the base of the model can sleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,19 +47,54 @@ pub(crate) struct ModelList {
 
 /// `GET /v1/models`: lists the base model and the usable adapters.
 pub(crate) async fn list(
-    State(app): State<Arc<App>>,
+    State(bases): State<Arc<Bases>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<ModelList>, ApiError> {
-    Ok(Json(ModelList { object: "list", data: cards(&app, &caller)? }))
+    Ok(Json(ModelList { object: "list", data: cards(&bases, &caller)? }))
 }
 
-/// Returns the base model and the usable adapters.
-pub(crate) fn cards(app: &App, caller: &Caller) -> Result<Vec<ModelCard>, ApiError> {
-    let serving = app.serving()?;
+/// Returns the base models that serve or sleep, each with its usable adapters.
+///
+/// # Errors
+/// If no base serves or sleeps.
+pub(crate) fn cards(bases: &Bases, caller: &Caller) -> Result<Vec<ModelCard>, ApiError> {
+    bases.listed(|app| cards_of(app, caller))
+}
+
+fn cards_of(app: &App, caller: &Caller) -> Result<Vec<ModelCard>, ApiError> {
+    let Some(serving) = listed_state(app)? else { return Ok(vec![asleep(app)]) };
     let entries = app.registry.entries();
     let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
     let adapters = usable.map(|entry| adapter(entry, &serving));
-    Ok(std::iter::once(base(&serving)).chain(adapters).collect())
+    let mut cards: Vec<_> = std::iter::once(base(&serving)).chain(adapters).collect();
+    if app.base.can_sleep() {
+        cards.iter_mut().for_each(|card| card.state = Some(app.base.phase().name()));
+    }
+    Ok(cards)
+}
+
+/// Returns the serving state of a base, or its last one; `None` if the base has slept since the start.
+fn listed_state(app: &App) -> Result<Option<Arc<ServingState>>, ServingUnavailable> {
+    match app.last_serving() {
+        Err(ServingUnavailable::Asleep) => Ok(None),
+        serving => serving.map(Some),
+    }
+}
+
+/// Describes a base that has slept since the start of the gateway; only its name is known.
+fn asleep(app: &App) -> ModelCard {
+    ModelCard {
+        id: app.base.served_name().unwrap_or(app.base.name()).to_owned(),
+        object: "model",
+        created: 0,
+        owned_by: "holobiont",
+        root: String::new(),
+        parent: None,
+        max_model_len: 0,
+        adapter_generation: None,
+        numbers: String::new(),
+        state: Some(app.base.phase().name()),
+    }
 }
 
 /// `GET /v1/models/{id}`: describes the base model or one adapter.
@@ -69,7 +108,7 @@ pub(crate) async fn one(
 
 /// Returns the base model or one adapter.
 pub(crate) fn card(app: &App, caller: &Caller, id: &str) -> Result<ModelCard, ApiError> {
-    let serving = app.serving()?;
+    let Some(serving) = listed_state(app)? else { return Ok(asleep(app)) };
     if id == serving.base_name {
         return Ok(base(&serving));
     }
@@ -97,6 +136,13 @@ pub(crate) async fn delete(
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
 }
 
+/// Returns the names of the listed adapters that `caller` may use.
+pub(crate) fn usable_names(app: &App, caller: &Caller) -> Vec<String> {
+    let entries = app.registry.entries();
+    let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
+    usable.map(|entry| entry.record.name.clone()).collect()
+}
+
 /// True if model lists show the adapter. Checkpoints of Tinker runs have their own list, but requests may
 /// name them.
 pub(crate) fn is_listed(entry: &AdapterEntry) -> bool {
@@ -119,6 +165,7 @@ fn base(serving: &ServingState) -> ModelCard {
         max_model_len: serving.context_tokens,
         adapter_generation: None,
         numbers: serving.welcome.numbers.clone(),
+        state: None,
     }
 }
 
@@ -133,6 +180,7 @@ fn adapter(entry: &AdapterEntry, serving: &ServingState) -> ModelCard {
         max_model_len: serving.context_tokens,
         adapter_generation: Some(entry.record.generation.to_string()),
         numbers: serving.welcome.numbers.clone(),
+        state: None,
     }
 }
 

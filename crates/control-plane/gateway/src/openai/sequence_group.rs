@@ -303,7 +303,9 @@ impl SequenceGroup {
                     route.choose(&serving.ready, Some(home), registry).is_some()
                 }
                 GatewayReadiness::Closing => true,
-                GatewayReadiness::Starting { .. } | GatewayReadiness::Lost { .. } => false,
+                GatewayReadiness::Starting { .. }
+                | GatewayReadiness::Lost { .. }
+                | GatewayReadiness::Asleep(_) => false,
             });
             // With several executors, no status change reports that one has capacity again.
             let look = match self.executors.are_several() {

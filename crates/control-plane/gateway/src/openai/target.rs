@@ -8,7 +8,7 @@ use serde_json::Value;
 use types::AdapterVersion;
 
 use super::{
-    models::is_listed,
+    models::usable_names,
     strict_fields::{StrictFields, wrong},
 };
 use crate::{
@@ -113,14 +113,11 @@ fn adapter(fields: &mut StrictFields) -> Result<Option<AdapterRef>, ApiError> {
 }
 
 /// Maximum number of models that the error of an unknown name lists.
-const MAX_LISTED: usize = 8;
+pub(crate) const MAX_LISTED: usize = 8;
 
 /// Returns the error of the unknown model `asked`, with the names of models that `caller` may use.
 fn unknown(app: &App, serving: &ServingState, caller: &Caller, asked: &str) -> ApiError {
-    let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
-    let names =
-        std::iter::once(serving.base_name.clone()).chain(usable.map(|entry| entry.record.name.clone()));
+    let names = std::iter::once(serving.base_name.clone()).chain(usable_names(app, caller));
     ApiError::model_not_found(asked).naming_models(&names.take(MAX_LISTED).collect::<Vec<_>>())
 }
 

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Text fields and boolean fields that a load by path has too.
-const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation"];
+const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation", "base_model_name"];
 const FLAGS: &[&str] = &["pinned", "load_inplace"];
 
 /// Receives an adapter's files; answers once the adapter is durable and ready.

@@ -86,7 +86,7 @@ fn described(checkpoint: &Checkpoint) -> Value {
 
 /// Returns the runs of a tenant, newest first.
 async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
-    let base = app.serving()?.base_name.clone();
+    let base = app.last_serving()?.base_name.clone();
     let mut runs: BTreeMap<String, Vec<Checkpoint>> = BTreeMap::new();
     for checkpoint in all(app, caller).await? {
         runs.entry(checkpoint.run.clone()).or_default().push(checkpoint);
@@ -295,7 +295,7 @@ pub(crate) async fn weights_info(
             .map_err(|error| ApiError::internal(error.to_string()))?,
     };
     let base = about.as_ref().map(|about| about.base.clone());
-    let base = base.map_or_else(|| Ok(app.serving()?.base_name.clone()), Ok::<_, ApiError>)?;
+    let base = base.map_or_else(|| Ok(app.last_serving()?.base_name.clone()), Ok::<_, ApiError>)?;
     let learns = |target: &str| {
         let lora = about.as_ref()?.lora.as_ref()?;
         Some(lora.targets.iter().any(|name| name == target))

@@ -94,7 +94,7 @@ pub(crate) async fn one(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let sampler = app.runs.book.find_sampler(&id, &caller.tenant)?;
-    let base = app.serving()?.base_name.clone();
+    let base = app.last_serving()?.base_name.clone();
     Ok(Json(json!({ "sampler_id": id, "base_model": base, "model_path": sampler.model_path })))
 }
 

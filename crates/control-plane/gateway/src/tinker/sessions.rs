@@ -74,7 +74,7 @@ pub async fn config(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 pub(crate) async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let serving = app.serving()?;
+    let serving = app.last_serving()?;
     Ok(Json(json!({
         "supported_models": [{
             "model_name": serving.base_name,

@@ -6,7 +6,7 @@ use gateway::{
     adapters::{EphemeralStorage, RemoteOptions},
     admission_queue::AdmissionLimits,
     config::{
-        AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
+        AllowedHosts, BasesConfig, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
         ScoringDefaults, ShutdownTrigger, TelemetryConfig, TrainingLimits,
     },
     executor::{Endpoint, LinkSettings},
@@ -157,6 +157,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         grace: Duration::from_millis(200),
         threads: 1,
         figures: TelemetryConfig::default(),
+        bases: BasesConfig::default(),
         kv_events: None,
         log_format: settings::LogFormat::Human,
         lifeline: ShutdownTrigger::Signals,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use settings::{ByteCount, DeviceChoice, ProcessKind};
 
+use super::host_ledger::HostLedger;
 use crate::{
     commands::check,
     deployment::{
@@ -38,7 +39,7 @@ const CONTEXT_TOKENS: u64 = 4096;
 
 /// Reason why the capacity of an executor is unknown.
 #[derive(Debug, thiserror::Error)]
-enum CapacityError {
+pub(crate) enum CapacityError {
     #[error(transparent)]
     Model(#[from] FindError),
     #[error("cannot compute it without the program {PROGRAM}")]
@@ -164,6 +165,14 @@ pub(super) fn run(
 /// Compares what all executors of `config` on this host take with the memory that is free now; `None` without
 /// executors.
 pub(super) fn memory(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
+    match HostLedger::of(config, home) {
+        Ok(None) => free_memory_of(config, home),
+        Ok(Some(ledger)) => Some(ledger.finding()),
+        Err(error) => Some(Finding::error("bases", &error)),
+    }
+}
+
+fn free_memory_of(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
     let host = |member| figures(&member, None, home).map(|(_, capacity)| capacity.host);
     match config.members().into_iter().map(host).collect::<Result<Vec<_>, _>>() {
         Ok(hosts) => free_memory(&hosts),
@@ -172,6 +181,14 @@ pub(super) fn memory(config: &DeploymentConfig, home: &HomeDirectory) -> Option<
             Some(Finding::warn(FREE_MEMORY, format!("not compared: {error}"), fix))
         }
     }
+}
+
+/// Returns the host memory that an executor needs at most, and its limit.
+pub(super) fn host_memory(
+    member: &DeployedExecutor,
+    home: &HomeDirectory,
+) -> Result<(u64, u64), CapacityError> {
+    figures(member, None, home).map(|(_, capacity)| (capacity.host.needed(), capacity.host.limit_bytes))
 }
 
 /// Runs the executor's program with the settings that `up` would pass to it. Returns the answer, and the same

@@ -64,6 +64,7 @@ enum Keys {
 impl StartupBanner {
     pub(crate) fn new(plan: &StartPlan, place: ForegroundMode, terminal: Terminal) -> Self {
         let mut expected_models = vec![plan.served_name.clone()];
+        expected_models.extend(plan.other_bases.iter().cloned());
         expected_models.extend(plan.adapters.iter().cloned());
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
         let worker_cores = plan.recipes.workers.iter().map(|(worker, _)| worker.core).collect();

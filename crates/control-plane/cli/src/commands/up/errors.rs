@@ -7,6 +7,7 @@ use super::{
     restart,
 };
 use crate::{
+    commands::doctor::host_ledger::LedgerError,
     deployment::config::DeploymentConfigError,
     exit::{Exit, Explain},
     models::FindError,
@@ -25,6 +26,21 @@ pub(crate) enum UpError {
         name: String,
         /// Directory searched for the adapter.
         path: PathBuf,
+    },
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error("the bases `{}` and `{}` have the same model {model}", names[0], names[1])]
+    SameModel {
+        /// Names of both bases.
+        names: [String; 2],
+        model: PathBuf,
+    },
+    #[error("the base `{base}` names the core {core}, and this machine has the cores {allowed}")]
+    NoCore {
+        base: String,
+        core: u32,
+        /// Cores on which this process may run.
+        allowed: String,
     },
     #[error("the program `{}` is neither beside `holobiont` nor on PATH", role.program())]
     NoProgram { role: ProcessRole },
@@ -86,6 +102,8 @@ impl Explain for UpError {
         match self {
             Self::Config(error) => error.exit(),
             Self::Model(error) => error.exit(),
+            Self::Ledger(error) => error.exit(),
+            Self::SameModel { .. } | Self::NoCore { .. } => Exit::Usage,
             Self::NoAdapter { .. } | Self::NoProgram { .. } => Exit::NotFound,
             Self::StateTaken { .. } | Self::PortTaken { .. } => Exit::Conflict,
             Self::PathTooLong { .. } => Exit::Usage,
@@ -104,6 +122,11 @@ impl Explain for UpError {
         match self {
             Self::Config(error) => error.next(),
             Self::Model(error) => error.next(),
+            Self::Ledger(error) => error.next(),
+            Self::SameModel { names, .. } => {
+                Some(format!("remove the base `{}`, or load its adapters into `{}`", names[1], names[0]))
+            }
+            Self::NoCore { base, .. } => Some(format!("correct the cores of the base `{base}`")),
             Self::NoAdapter { name, .. } => Some(format!("--adapter {name}=DIRECTORY_OF_A_PEFT_ADAPTER")),
             Self::NoProgram { role: ProcessRole::Worker(_) } => {
                 Some("cargo build --release --bin lora-worker, or use --workers 0".into())

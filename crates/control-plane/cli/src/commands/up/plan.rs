@@ -1,4 +1,6 @@
-//! Turns a configuration into checked command lines.
+//! Turns a configuration into checked command lines. [`bases`] plans several bases.
+
+mod bases;
 
 use std::{
     collections::BTreeMap,
@@ -9,6 +11,8 @@ use std::{
 
 use settings::{LogFormat, ProcessKind, ServiceClass};
 
+pub(crate) use self::bases::BaseProcesses;
+use self::bases::PlannedBase;
 use super::{
     detach,
     errors::UpError,
@@ -16,22 +20,24 @@ use super::{
     state_dir::StateDir,
 };
 use crate::{
+    commands::doctor::host_ledger::HostLedger,
     deployment::{
-        config::DeploymentConfig,
+        config::{DeployedExecutor, DeploymentConfig},
         cores::{self, CoreSplit, WorkerCore},
         program_paths,
         registry::Registration,
     },
     home::HomeDirectory,
-    models,
     terminal::quoted,
 };
 
 /// Checked settings and command lines of a start.
 #[derive(Debug)]
 pub(crate) struct StartPlan {
-    /// Name by which clients request the base.
+    /// Name by which clients request the first base.
     pub(crate) served_name: String,
+    /// Names by which clients request the other bases.
+    pub(crate) other_bases: Vec<String>,
     /// Names of the configured adapters.
     pub(crate) adapters: Vec<String>,
     /// Directory from which adapters are loaded and into which `tune` writes them.
@@ -62,6 +68,8 @@ pub(crate) struct CommandSpecs {
     pub(crate) trainer: Option<CommandSpec>,
     /// One `lora-worker` per core.
     pub(crate) workers: Vec<(WorkerSpec, CommandSpec)>,
+    /// Processes of each base.
+    pub(crate) bases: Vec<BaseProcesses>,
 }
 
 impl StartPlan {
@@ -71,39 +79,30 @@ impl StartPlan {
         home: &HomeDirectory,
         state: &StateDir,
     ) -> Result<Self, UpError> {
-        let model = models::find(config.model.name.as_deref(), home)?;
-        let served_name =
-            config.model.served_name.clone().unwrap_or_else(|| default_served_name(config, &model));
-        check_adapters(&config.adapters)?;
+        let bases = bases::find(config, home)?;
+        let ledger = HostLedger::of(config, home)?;
+        let first = &bases[0];
+        bases.iter().try_for_each(|base| check_adapters(&base.config.adapters))?;
         let is_for_people = io::stderr().is_terminal() || detach::is_for_people();
         let default_format = if is_for_people { LogFormat::Human } else { LogFormat::Json };
         let chosen = config.deployment.log_format.filter(|format| *format != LogFormat::Auto);
         let log_format = chosen.unwrap_or(default_format);
-        let recipe = |role, program, arguments| CommandSpec {
-            program,
-            arguments,
-            notify_socket: state.notify_socket(role),
-            longest_silence: config.watchdog(),
-        };
-        let members = config.members();
+        let mut members = config.members();
+        bases::check_cores(&members, &cores::allowed())?;
+        bases::divide_memory(&mut members, ledger.as_ref());
         let splits = CoreSplit::each(&members, &cores::allowed());
-        let (mut executors, mut workers) = (Vec::new(), Vec::new());
-        for (index, (member, split)) in members.iter().zip(&splits).enumerate() {
-            let instance = Instance::new(index, member.name.as_deref());
-            state.check_socket_path(instance)?;
-            let arguments = executor_arguments(&member.config, split, &model, (state, instance), log_format);
-            let role = ProcessRole::Executor(instance);
-            executors.push((instance, recipe(role, program(role)?, arguments)));
-            add_workers(&mut workers, &member.config, split, (state, instance), log_format)?;
-        }
+        let mut processes = bases::processes(&bases, ledger.as_ref());
+        let (executors, workers) = members_of(&bases, &members, &splits, &mut processes, (state, log_format))?;
+        let recipe = |role, program, arguments| recipe(config, state, role, program, arguments);
         let (trainer, warnings) = trainer_program(config);
         let trainer =
             trainer.map(|program| recipe(ProcessRole::Trainer, program, trainer_arguments(config, state)));
-        let instances: Vec<Instance> = executors.iter().map(|(instance, _)| *instance).collect();
-        let gateway = gateway_arguments(config, &served_name, state, &instances, log_format);
-        let gateway = with_elsewhere(gateway, config, &model);
-        let expected = expected_workers(config, &splits);
-        let gateway = with_helpers(gateway, &expected, trainer.as_ref().map(|_| state.trainer_socket()));
+        let instances = &processes[0].executors;
+        let gateway = gateway_arguments(&first.config, &first.served_name, state, instances, log_format);
+        let gateway = with_elsewhere(gateway, config, &first.model);
+        let expected = expected_workers(config, &splits[..instances.len()]);
+        let mut gateway = with_helpers(gateway, &expected, trainer.as_ref().map(|_| state.trainer_socket()));
+        gateway.extend(bases::gateway_options(&bases, &processes, &splits, ledger.as_ref(), state));
         Ok(Self {
             max_trainers: trainer.as_ref().map_or(0, |_| config.max_trainers()),
             recipes: CommandSpecs {
@@ -112,17 +111,62 @@ impl StartPlan {
                 gateway: recipe(ProcessRole::Gateway, program(ProcessRole::Gateway)?, gateway),
                 trainer,
                 workers,
+                bases: processes,
             },
             warnings,
-            adapters: config.adapters.keys().cloned().collect(),
+            adapters: bases.iter().flat_map(|base| base.config.adapters.keys().cloned()).collect(),
+            other_bases: bases[1..].iter().map(|base| base.served_name.clone()).collect(),
             adapter_root: config.adapter_root(),
             registration: Registration::new(home, state.path()).ok(),
             stop_command: stop_command(state.path(), &home.state()),
             has_keys: config.gateway.api_key_file.is_some(),
-            served_name,
+            served_name: first.served_name.clone(),
             log_format,
         })
     }
+}
+
+/// Commands of the executors and of their workers.
+type MemberCommands = (Vec<(Instance, CommandSpec)>, Vec<(WorkerSpec, CommandSpec)>);
+
+/// Returns the commands of all members, and adds each process to its base.
+fn members_of(
+    bases: &[PlannedBase],
+    members: &[DeployedExecutor],
+    splits: &[CoreSplit],
+    processes: &mut [BaseProcesses],
+    (state, log_format): (&StateDir, LogFormat),
+) -> Result<MemberCommands, UpError> {
+    let (mut executors, mut workers) = (Vec::new(), Vec::new());
+    for (index, (member, split)) in members.iter().zip(splits).enumerate() {
+        let instance = Instance::new(index, member.name.as_deref());
+        state.check_socket_path(instance)?;
+        let base = bases.iter().position(|base| base.name == member.base).unwrap_or(0);
+        let model = &bases[base].model;
+        let arguments = executor_arguments(&member.config, split, model, (state, instance), log_format);
+        let role = ProcessRole::Executor(instance);
+        let mut command = recipe(&member.config, state, role, program(role)?, arguments);
+        if let Some(directory) = bases::own_directory(base, member, state)? {
+            command.set("--precision-file", &directory.join("precision.json").to_string_lossy());
+        }
+        executors.push((instance, command));
+        let before = workers.len();
+        add_workers(&mut workers, &member.config, split, (state, instance), log_format)?;
+        processes[base].executors.push(instance);
+        processes[base].workers.extend(workers[before..].iter().map(|(worker, _)| *worker));
+    }
+    Ok((executors, workers))
+}
+
+fn recipe(
+    config: &DeploymentConfig,
+    state: &StateDir,
+    role: ProcessRole,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+) -> CommandSpec {
+    let (notify_socket, longest_silence) = (state.notify_socket(role), config.watchdog());
+    CommandSpec { program, arguments, notify_socket, longest_silence }
 }
 
 /// Returns the command that stops the deployment in `state`, quoted for a shell.
@@ -136,7 +180,7 @@ pub(crate) fn stop_command(state: &Path, default: &Path) -> String {
 /// Returns a hub name without its revision, or else the name of the file or directory.
 fn default_served_name(config: &DeploymentConfig, model: &Path) -> String {
     match config.model.name.as_deref() {
-        Some(name) if models::hub::is_hub_name(name) && !Path::new(name).exists() => {
+        Some(name) if crate::models::hub::is_hub_name(name) && !Path::new(name).exists() => {
             name.split('@').next().unwrap_or(name).to_owned()
         }
         _ => {

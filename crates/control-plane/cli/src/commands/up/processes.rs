@@ -4,10 +4,10 @@ use super::{
     banner::ProcessIds,
     errors::UpError,
     log::LogSink,
-    plan::CommandSpecs,
+    plan::{BaseProcesses, CommandSpecs},
     process::ProcessRole,
     restart::RestartCounter,
-    supervised::{ProcessChange, ProcessState, SupervisedProcess, next_of},
+    supervised::{BaseWish, ProcessChange, ProcessState, SupervisedProcess, next_of},
 };
 use crate::deployment::config::RestartPolicy;
 
@@ -22,6 +22,7 @@ pub(crate) struct Processes {
     trainer: Option<SupervisedProcess>,
     /// Workers in the order of `WorkerSpec::index`.
     workers: Vec<SupervisedProcess>,
+    bases: Vec<BaseProcesses>,
 }
 
 /// Stage of an orderly stop: the processes to stop next.
@@ -44,7 +45,7 @@ impl Processes {
     pub(crate) fn new(recipes: CommandSpecs, restarts: RestartPolicy) -> Self {
         let managed = |role, recipe| SupervisedProcess::new(role, recipe, RestartCounter::new(restarts));
         let (executors, workers) = (recipes.executors.into_iter(), recipes.workers.into_iter());
-        Self {
+        let mut processes = Self {
             executors: executors
                 .map(|(instance, recipe)| managed(ProcessRole::Executor(instance), recipe))
                 .collect(),
@@ -52,18 +53,72 @@ impl Processes {
             gateway: managed(ProcessRole::Gateway, recipes.gateway),
             trainer: recipes.trainer.map(|recipe| managed(ProcessRole::Trainer, recipe)),
             workers: workers.map(|(worker, recipe)| managed(ProcessRole::Worker(worker), recipe)).collect(),
-        }
+            bases: recipes.bases,
+        };
+        let asleep = processes.bases.iter().filter(|base| !base.is_awake).map(|base| base.name.clone());
+        asleep.collect::<Vec<_>>().iter().for_each(|base| processes.fall_asleep(base));
+        processes
     }
 
-    /// Starts the executors and the gateway.
+    /// Starts the gateway, and the executors of bases that are awake.
     pub(crate) fn start_needed(&mut self, log: &LogSink) -> Result<(), UpError> {
-        self.executors.iter_mut().try_for_each(|executor| executor.start(log))?;
+        let awake = |executor: &&mut SupervisedProcess| executor.wish == BaseWish::Awake;
+        self.executors.iter_mut().filter(awake).try_for_each(|executor| executor.start(log))?;
         self.gateway.start(log)
     }
 
-    /// Returns the roles of trainer and workers.
+    /// Returns the roles of the trainer, and of the workers of bases that are awake.
     pub(crate) fn helpers(&self) -> Vec<ProcessRole> {
-        self.trainer.iter().chain(&self.workers).map(|managed| managed.role).collect()
+        let helpers = self.trainer.iter().chain(&self.workers);
+        helpers.filter(|managed| managed.wish == BaseWish::Awake).map(|managed| managed.role).collect()
+    }
+
+    /// Ends the processes of a base.
+    pub(crate) fn fall_asleep(&mut self, base: &str) {
+        for role in self.roles_of(base) {
+            self.of(role).fall_asleep();
+        }
+        self.tell_gateway();
+    }
+
+    /// Notes that the processes of a base are to run; [`Self::due_to_wake`] says when.
+    pub(crate) fn wake(&mut self, base: &str) {
+        for role in self.roles_of(base) {
+            self.of(role).wish = BaseWish::Awake;
+        }
+        self.tell_gateway();
+    }
+
+    /// Returns the processes to start because their base wakes. Processes of bases that were sent to sleep
+    /// give back their memory first.
+    pub(crate) fn due_to_wake(&self) -> Vec<ProcessRole> {
+        let of_bases = || self.executors.iter().chain(&self.workers);
+        if of_bases().any(SupervisedProcess::is_stopping) {
+            return Vec::new();
+        }
+        of_bases().filter(|managed| managed.is_due_to_wake()).map(|managed| managed.role).collect()
+    }
+
+    /// True if no process of any base has to run.
+    fn all_sleep(&self) -> bool {
+        !self.executors.is_empty() && self.executors.iter().all(|executor| executor.wish == BaseWish::Asleep)
+    }
+
+    fn roles_of(&self, base: &str) -> Vec<ProcessRole> {
+        let Some(base) = self.bases.iter().find(|one| one.name == base) else { return Vec::new() };
+        let executors = base.executors.iter().map(|instance| ProcessRole::Executor(*instance));
+        executors.chain(base.workers.iter().map(|worker| ProcessRole::Worker(*worker))).collect()
+    }
+
+    /// Writes into the gateway's command which bases sleep, so that a restarted gateway knows them.
+    fn tell_gateway(&mut self) {
+        let sleeps = |base: &&BaseProcesses| {
+            let first = base.executors.first().map(|instance| &self.executors[instance.index]);
+            first.is_some_and(|executor| executor.wish == BaseWish::Asleep)
+        };
+        let asleep: Vec<&str> = self.bases.iter().filter(sleeps).map(|base| base.name.as_str()).collect();
+        let asleep = asleep.join(",");
+        self.gateway.recipe.set("--asleep", &asleep);
     }
 
     /// Waits for the next change of any process. Cancellation-safe: dropping the future loses no change.
@@ -92,7 +147,7 @@ impl Processes {
 
     /// True if requests can be answered.
     pub(crate) fn serve(&self) -> bool {
-        (self.is_any_executor_ready() || self.elsewhere > 0) && self.gateway.is_ready()
+        (self.is_any_executor_ready() || self.elsewhere > 0 || self.all_sleep()) && self.gateway.is_ready()
     }
 
     pub(crate) fn is_any_executor_ready(&self) -> bool {

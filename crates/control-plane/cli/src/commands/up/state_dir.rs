@@ -80,6 +80,14 @@ impl StateDir {
         self.path.join("precision.json")
     }
 
+    /// Creates and returns the directory of a base beside the first, where the gateway keeps its adapters.
+    pub(crate) fn base_directory(&self, base: &str) -> Result<PathBuf, UpError> {
+        let directory = self.path.join("bases").join(base);
+        let failed = |source| UpError::State { path: directory.clone(), source };
+        private().recursive(true).create(&directory).map_err(failed)?;
+        Ok(directory)
+    }
+
     /// Socket between an executor and the gateway.
     pub(crate) fn socket(&self, instance: Instance) -> PathBuf {
         self.run.join(format!("executor{}.sock", suffix(instance)))

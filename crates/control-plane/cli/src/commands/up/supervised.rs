@@ -30,6 +30,8 @@ pub(crate) struct SupervisedProcess {
     pub(crate) state: ProcessState,
     pub(crate) deaths: RestartCounter,
     pub(crate) experience: ReadyHistory,
+    /// What the gateway wants of the process's base.
+    pub(crate) wish: BaseWish,
     /// Reason for which the supervisor killed the process.
     killed_for: Option<String>,
 }
@@ -41,8 +43,17 @@ pub(crate) enum ProcessState {
     /// The process died and restarts at this time.
     Backoff(Instant),
     Running(Box<ManagedChild>, ProcessPhase),
+    /// The base of the process sleeps.
+    Asleep,
     /// The process will not be started again.
     Ended,
+}
+
+/// Whether the base of a process is awake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BaseWish {
+    Awake,
+    Asleep,
 }
 
 /// Phase of a running process.
@@ -75,6 +86,7 @@ impl SupervisedProcess {
             state: ProcessState::Waiting,
             deaths,
             experience: ReadyHistory::None,
+            wish: BaseWish::Awake,
             killed_for: None,
         }
     }
@@ -89,7 +101,7 @@ impl SupervisedProcess {
     /// Waits for the next change; forever if none can come.
     pub(crate) async fn next(&mut self) -> ProcessChange {
         match &mut self.state {
-            ProcessState::Waiting | ProcessState::Ended => pending().await,
+            ProcessState::Waiting | ProcessState::Asleep | ProcessState::Ended => pending().await,
             ProcessState::Backoff(until) => {
                 sleep_until(*until).await;
                 ProcessChange::Due
@@ -125,6 +137,20 @@ impl SupervisedProcess {
     /// True if the process runs and has been asked to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         matches!(self.state, ProcessState::Running(_, ProcessPhase::Stopping))
+    }
+
+    /// Ends the process because its base sleeps.
+    pub(crate) fn fall_asleep(&mut self) {
+        self.wish = BaseWish::Asleep;
+        match self.state {
+            ProcessState::Running(..) => self.terminate(),
+            _ => self.state = ProcessState::Asleep,
+        }
+    }
+
+    /// True if the process does not run, and its base is to be awake.
+    pub(crate) fn is_due_to_wake(&self) -> bool {
+        self.wish == BaseWish::Awake && matches!(self.state, ProcessState::Asleep)
     }
 
     pub(crate) fn process_id(&self) -> Option<u32> {

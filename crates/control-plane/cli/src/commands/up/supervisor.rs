@@ -183,6 +183,11 @@ impl Supervisor {
     /// Handles a line on a process's stdout: `ready`, `ready http://ADDR`, or text for the log.
     fn heard(&mut self, role: ProcessRole, line: &str) -> Flow {
         let mut words = line.split_whitespace();
+        if role == ProcessRole::Gateway
+            && let Some((request, base)) = line.split_once(' ').filter(|(word, _)| ["sleep", "wake"].contains(word))
+        {
+            return self.change_sleep(request, base);
+        }
         let readiness = match words.next() {
             Some("ready") => self.processes.of(role).become_ready(),
             _ => None,
@@ -203,6 +208,30 @@ impl Supervisor {
         }
         if readiness.is_some() && self.processes.serve() && self.welcome == Welcome::NotYet {
             self.greeting.ask_in_background(self.url.clone(), self.news.0.clone());
+        }
+        Flow::Continue
+    }
+
+    /// Ends or starts the processes of a base, as the gateway asks.
+    fn change_sleep(&mut self, request: &str, base: &str) -> Flow {
+        // A stop ends all processes, and starts none.
+        if self.stop.is_some() {
+            return Flow::Continue;
+        }
+        tracing::info!(base, "the gateway asks for a {request} of the base");
+        match request {
+            "sleep" => self.processes.fall_asleep(base),
+            _ => self.processes.wake(base),
+        }
+        self.wake_due()
+    }
+
+    /// Starts the processes of bases that wake.
+    fn wake_due(&mut self) -> Flow {
+        for role in self.processes.due_to_wake() {
+            if let Flow::Done(result) = self.start(role) {
+                return Flow::Done(result);
+            }
         }
         Flow::Continue
     }
@@ -259,6 +288,11 @@ impl Supervisor {
         if self.stop.is_some() {
             self.processes.of(role).state = ProcessState::Ended;
             return self.advance_stop();
+        }
+        if self.processes.of(role).is_stopping() {
+            // The process was asked to end because its base sleeps, and may be needed again by now.
+            self.processes.of(role).state = ProcessState::Asleep;
+            return self.wake_due();
         }
         let how = self.processes.of(role).why_it_ended(&ending);
         if !role.is_needed() || self.can_do_without(role) {

@@ -138,7 +138,7 @@ fn elsewhere(address: &toml::Value, rest: &toml::Table) -> Result<HostPort, Stri
     address.parse().map_err(|error: NotHostPort| error.to_string())
 }
 
-fn section<T: Default + for<'a> Deserialize<'a>>(
+pub(super) fn section<T: Default + for<'a> Deserialize<'a>>(
     table: &mut toml::Table,
     name: &str,
 ) -> Result<T, toml::de::Error> {
