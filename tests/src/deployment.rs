@@ -181,6 +181,12 @@ impl Deployment {
         status
     }
 
+    /// Stops the deployment, of which no process of this kind has to run.
+    pub fn stop_without(mut self, process: DeploymentProcess) -> ExitStatus {
+        self.needed.retain(|needed| *needed != process);
+        self.stop()
+    }
+
     fn end(&mut self, how: Signal) -> ExitStatus {
         let children = proc::children(self.id());
         for &process in &self.needed {

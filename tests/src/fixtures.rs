@@ -90,6 +90,13 @@ pub fn model() -> PathBuf {
     }
 }
 
+/// Returns another base than the default model: the real model's first layers, one more.
+#[must_use]
+pub fn another_model() -> PathBuf {
+    let layers = if layers() < WHOLE { layers() + 1 } else { WHOLE - 1 };
+    first_layers::kept(&whole_model(), layers, first_layers::cut_model)
+}
+
 /// Returns the directory of the example adapters for the tests' model.
 #[must_use]
 pub fn examples() -> PathBuf {

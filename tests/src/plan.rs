@@ -30,6 +30,8 @@ pub struct DeploymentPlan {
     cores: Option<usize>,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
+    /// Whether the deployment file names the models.
+    has_bases: bool,
     /// Content of the deployment file; empty for no file.
     file: String,
     /// Listen address; the default is a free port of loopback.
@@ -46,6 +48,7 @@ impl Default for DeploymentPlan {
             cores: None,
             arguments: Vec::new(),
             settings: Vec::new(),
+            has_bases: false,
             file: String::new(),
             listen: None,
             namespace: None,
@@ -100,6 +103,16 @@ impl DeploymentPlan {
     pub fn executors(self, names: &[&str]) -> Self {
         let sections = names.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n"));
         self.file(&sections.collect::<String>())
+    }
+
+    /// Serves several bases, each with its name and its model. `settings` are further lines of each.
+    #[must_use]
+    pub fn bases(mut self, bases: &[(&str, PathBuf)], settings: &str) -> Self {
+        let section = |(name, model): &(&str, PathBuf)| {
+            format!("[[base]]\nname = \"{name}\"\nmodel = \"{}\"\n{settings}\n", model.display())
+        };
+        self.has_bases = true;
+        self.file(&bases.iter().map(section).collect::<String>())
     }
 
     /// Adds a remote executor at `address`, which the test starts itself.
@@ -220,15 +233,16 @@ impl DeploymentPlan {
             fs::write(&file, &self.file).expect("a deployment file");
             up.arg("--config").arg(file);
         }
-        up.args(["--listen", &listen, "--log-format", "human", "--model"])
-            .arg(self.served())
+        if !self.has_bases {
+            up.arg("--model").arg(self.served()).env("HOLOBIONT_SERVED_MODEL_NAME", BASE);
+        }
+        up.args(["--listen", &listen, "--log-format", "human"])
             .arg("--state")
             .arg(place.state())
             .args(["--workers", &self.workers.to_string()])
             .args(cores::options(self.cores, self.workers))
             .args(&self.arguments)
             .env("HOLOBIONT_HOME", place.home())
-            .env("HOLOBIONT_SERVED_MODEL_NAME", BASE)
             .env("HOLOBIONT_ADAPTER_ROOT", place.adapters())
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());

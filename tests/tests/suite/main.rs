@@ -4,6 +4,7 @@
 mod adapter_switches;
 mod adapters;
 mod bad_input;
+mod bases;
 mod batches;
 mod capacity;
 mod churn;

@@ -105,7 +105,7 @@ async fn dispatch(
 
 impl BaseChoice {
     fn wakes(self, method: &Method) -> bool {
-        !matches!(self, Self::First | Self::Executor) && method != Method::GET
+        !matches!(self, Self::First | Self::Executor) && !method.is_safe()
     }
 
     /// Reads what names the base.
@@ -147,7 +147,7 @@ impl BaseChoice {
             (Self::FirstOnly(feature), model) => {
                 check_first(bases, feature, model.or(named.base_model.as_ref()), caller)
             }
-            (Self::AdapterBody | Self::AdapterPath, _) => of_adapter(bases, named, caller),
+            (Self::AdapterBody | Self::AdapterPath, _) => Ok(of_adapter(bases, named, caller)),
             (Self::Executor, Some(name)) => {
                 let with = bases.all().iter().find(|app| app.executors.named(name).is_some());
                 Ok(with.unwrap_or(bases.first()))
@@ -184,7 +184,8 @@ fn is_json(parts: &Parts) -> bool {
 fn unknown(bases: &Bases, model: &str, caller: &Caller) -> ApiError {
     let names = bases.all().iter().filter_map(|app| name_in_requests(app));
     let adapters = bases.all().iter().flat_map(|app| usable_names(app, caller));
-    ApiError::model_not_found(model).naming_models(&names.chain(adapters).take(MAX_LISTED).collect::<Vec<_>>())
+    ApiError::model_not_found(model)
+        .naming_models(&names.chain(adapters).take(MAX_LISTED).collect::<Vec<_>>())
 }
 
 /// Returns the first base, and refuses a model of another base.
@@ -211,22 +212,12 @@ fn check_first<'a>(
 }
 
 /// Returns the base of an adapter: the one that the request names, or the one at which the adapter is
-/// registered, or the first.
-fn of_adapter<'a>(bases: &'a Bases, named: &NamedModel, caller: &Caller) -> Result<&'a Arc<App>, ApiError> {
+/// registered, or the first. The registry refuses a name that another base has.
+fn of_adapter<'a>(bases: &'a Bases, named: &NamedModel, caller: &Caller) -> &'a Arc<App> {
     let owner = named.lora_name.as_deref().and_then(|name| bases.with_adapter(name, caller));
     // The handler refuses a base that there is not.
     let wanted = named.base_model_name.as_deref().and_then(|name| bases.served_as(name));
-    match (wanted, owner) {
-        (Some(wanted), Some(owner)) if !Arc::ptr_eq(wanted, owner) => {
-            let [wanted, owner] = [wanted, owner].map(|app| name_in_requests(app).unwrap_or_default());
-            let message = format!(
-                "an adapter with this name belongs to the base '{owner}', and names of adapters are unique; \
-                 unload it there, or choose another name for the base '{wanted}'"
-            );
-            Err(ApiError::conflict("adapter_of_other_base", message).of("lora_name"))
-        }
-        (wanted, owner) => Ok(wanted.or(owner).unwrap_or(bases.first())),
-    }
+    wanted.or(owner).unwrap_or(bases.first())
 }
 
 /// The body of an answer, which keeps its base awake.

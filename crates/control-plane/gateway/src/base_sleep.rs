@@ -98,9 +98,10 @@ fn refused(app: &App, reason: StaysAwake) -> ApiError {
             "base_in_use",
             format!("requests, training or split clients use the base '{name}'; wait until they end"),
         ),
-        StaysAwake::NotAwake => {
-            ApiError::conflict("base_not_ready", format!("the base '{name}' does not serve yet; wait until it does"))
-        }
+        StaysAwake::NotAwake => ApiError::conflict(
+            "base_not_ready",
+            format!("the base '{name}' does not serve yet; wait until it does"),
+        ),
     }
 }
 

@@ -7,7 +7,10 @@
 //! of the host is too small for all bases, a wake lets the base that was idle for the longest time fall
 //! asleep first.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use tokio::{
     sync::watch,
@@ -21,13 +24,15 @@ use crate::{
     lifecycle::GatewayReadiness,
     lock::lock,
     served_base::{BaseUse, SleepPhase, StaysAwake},
+    tenant_slots::TenantSlots,
 };
 
 /// How often the idle times of all bases are compared with their settings.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// How often a request that waits for memory of the host looks again.
 const MEMORY_LOOK: Duration = Duration::from_millis(100);
-/// Maximum number of requests of one tenant that wait for a sleeping base.
+/// Maximum number of requests that wait for sleeping bases, and of those of one tenant.
+const MAX_WAITING: usize = 512;
 const MAX_TENANT_WAITING: usize = 64;
 
 /// The bases of the gateway; at least one.
@@ -37,44 +42,9 @@ pub struct Bases {
     host_bytes: Option<u64>,
     wake_timeout: Duration,
     /// Held while it is decided which bases sleep.
-    ledger: std::sync::Mutex<()>,
-    waiting: WaitingRequests,
-}
-
-/// Requests that wait for sleeping bases, by tenant.
-#[derive(Debug, Default)]
-struct WaitingRequests(Arc<std::sync::Mutex<std::collections::HashMap<Arc<str>, usize>>>);
-
-/// A waiting request, counted until it is dropped.
-#[derive(Debug)]
-struct WaitingRequest {
-    requests: Arc<std::sync::Mutex<std::collections::HashMap<Arc<str>, usize>>>,
-    tenant: Arc<str>,
-}
-
-impl WaitingRequests {
-    fn enter(&self, tenant: &Arc<str>) -> Result<WaitingRequest, ApiError> {
-        let mut requests = lock(&self.0);
-        let waiting = requests.entry(Arc::clone(tenant)).or_default();
-        if *waiting >= MAX_TENANT_WAITING {
-            let message = format!("{MAX_TENANT_WAITING} of your requests wait for a sleeping base already");
-            return Err(ApiError::queue_full(1, message));
-        }
-        *waiting += 1;
-        Ok(WaitingRequest { requests: Arc::clone(&self.0), tenant: Arc::clone(tenant) })
-    }
-}
-
-impl Drop for WaitingRequest {
-    fn drop(&mut self) {
-        let mut requests = lock(&self.requests);
-        if let Some(waiting) = requests.get_mut(&self.tenant) {
-            *waiting -= 1;
-            if *waiting == 0 {
-                requests.remove(&self.tenant);
-            }
-        }
-    }
+    ledger: Mutex<()>,
+    /// Requests that wait for sleeping bases.
+    waiting: Arc<TenantSlots>,
 }
 
 impl Bases {
@@ -85,12 +55,19 @@ impl Bases {
     #[must_use]
     pub fn new(apps: Vec<Arc<App>>, host_bytes: Option<u64>, wake_timeout: Duration) -> Arc<Self> {
         assert!(!apps.is_empty(), "a gateway has a base");
+        for (index, app) in apps.iter().enumerate() {
+            let others = apps.iter().enumerate().filter(|(other, _)| *other != index);
+            let named = |(_, other): (usize, &Arc<App>)| {
+                Some((other.base.served_name()?.to_owned(), Arc::downgrade(&other.registry)))
+            };
+            app.registry.share_names(others.filter_map(named).collect());
+        }
         Arc::new(Self {
             apps,
             host_bytes,
             wake_timeout,
-            ledger: std::sync::Mutex::default(),
-            waiting: WaitingRequests::default(),
+            ledger: Mutex::default(),
+            waiting: TenantSlots::new(MAX_WAITING, MAX_TENANT_WAITING),
         })
     }
 
@@ -246,15 +223,17 @@ impl Bases {
         if app.base.phase() == SleepPhase::Awake {
             return Ok(used);
         }
-        let _waiting = self.waiting.enter(tenant)?;
+        let slot = self.waiting.acquire(tenant, Duration::ZERO).await;
+        let _slot = slot.ok_or_else(|| {
+            ApiError::queue_full(1, "too many requests wait for sleeping bases; try again when a base serves")
+        })?;
         let deadline = Instant::now() + self.wake_timeout;
         self.wake(app, deadline).await?;
         let mut phases = app.base.phases();
         let mut status = app.status.clone();
         let awake = phases.wait_for(|phase| *phase == SleepPhase::Awake);
-        let serves = status.wait_for(|status| {
-            matches!(status, GatewayReadiness::Ready(_) | GatewayReadiness::Closing)
-        });
+        let serves = status
+            .wait_for(|status| matches!(status, GatewayReadiness::Ready(_) | GatewayReadiness::Closing));
         let served = timeout_at(deadline, async { awake.await.is_ok() && serves.await.is_ok() }).await;
         match served {
             Ok(true) => Ok(used),
@@ -285,18 +264,18 @@ impl Bases {
         Ok(())
     }
 
-    /// Starts the executors of a base if the memory of the host suffices. Idle bases fall asleep for it, the
-    /// longest idle one first.
+    /// Starts the executors of a base if the memory of the host suffices. Idle bases that may sleep fall
+    /// asleep for it, the longest idle one first.
     fn try_wake(&self, app: &Arc<App>) -> bool {
         let _held = lock(&self.ledger);
         let others = self.apps.iter().filter(|other| !Arc::ptr_eq(other, app));
-        let mut awake: Vec<_> =
-            others.filter(|other| other.base.phase() != SleepPhase::Asleep).collect();
+        let mut awake: Vec<_> = others.filter(|other| other.base.phase() != SleepPhase::Asleep).collect();
         awake.sort_by_key(|other| other.base.idle_time());
-        let mut held_bytes = app.base.host_bytes()
-            + awake.iter().map(|other| other.base.host_bytes()).sum::<u64>();
+        let mut held_bytes =
+            app.base.host_bytes() + awake.iter().map(|other| other.base.host_bytes()).sum::<u64>();
         while self.host_bytes.is_some_and(|limit| held_bytes > limit) {
-            let idle = awake.iter().rposition(|other| fall_asleep(other).is_ok());
+            let may_sleep = |other: &App| other.base.sleeps_after().is_some();
+            let idle = awake.iter().rposition(|other| may_sleep(other) && fall_asleep(other).is_ok());
             let Some(index) = idle else { return false };
             held_bytes -= awake.remove(index).base.host_bytes();
         }

@@ -21,8 +21,8 @@ use text::{pair_template::PairTemplateError, sandbox::OWN_PROGRAM};
 
 pub use self::{
     args::{
-        AdapterArgs, AdmissionArgs, Args, BasesArgs, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs, ScoringArgs,
-        TelemetryArgs, TrainingArgs,
+        AdapterArgs, AdmissionArgs, Args, BasesArgs, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs,
+        ScoringArgs, TelemetryArgs, TrainingArgs,
     },
     bases::{BaseConfig, BasesConfig},
     scoring::{MAX_CLASSES, ScoringDefaults},

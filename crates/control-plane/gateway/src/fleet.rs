@@ -23,7 +23,8 @@ pub(crate) async fn load(
 }
 
 fn report(app: &App, have: KnownTags) -> GatewayReport {
-    let (serving, listed) = (app.serving().ok(), app.listing.now(&app.registry));
+    // A request wakes a sleeping base, so its host counts as ready.
+    let (serving, listed) = (app.last_serving().ok(), app.listing.now(&app.registry));
     let state = match &serving {
         _ if app.is_draining() => Host::Stopping,
         Some(_) => Host::Ready,

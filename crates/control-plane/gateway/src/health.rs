@@ -22,7 +22,9 @@ use crate::{
     lifecycle::{GatewayReadiness, ServingState},
     metrics::LastStats,
     openai::adapters::budget_bytes,
-    placement_stats, slo_status,
+    placement_stats,
+    served_base::SleepPhase,
+    slo_status,
     training::stats::JobInProgress,
 };
 
@@ -39,7 +41,9 @@ pub(crate) async fn ready(State(bases): State<Arc<Bases>>) -> Response {
 fn answer(bases: &Bases, well: &str) -> Response {
     let body = match bases.readiness() {
         _ if bases.first().is_draining() => stopping(),
-        GatewayReadiness::Ready(_) | GatewayReadiness::Asleep(_) => return Json(json!({ "status": well })).into_response(),
+        GatewayReadiness::Ready(_) | GatewayReadiness::Asleep(_) => {
+            return Json(json!({ "status": well })).into_response();
+        }
         GatewayReadiness::Starting { stage, percent } => json!({
             "status": "loading", "detail": loading(&stage, percent), "stage": stage, "percent": percent,
         }),
@@ -103,6 +107,9 @@ fn of_executors(bases: &Bases) -> Value {
             let welcome = welcome_of(app, member.index());
             let workers = app.metrics.expected_workers(member.index());
             let mut told = executor(member, report, welcome.as_deref(), workers);
+            if app.base.phase() == SleepPhase::Asleep {
+                told["state"] = "asleep".into();
+            }
             if bases.are_several() {
                 told["base"] = app.base.name().into();
             }

@@ -111,7 +111,8 @@ impl GatewayMetrics {
         let store = Arc::new(MetricStore::new());
         let adapters = Arc::new(AdapterLabels::new(&store, figures.max_adapter_labels));
         let of_base = |base: &BaseConfig| {
-            let figures = TelemetryConfig { expected_workers: base.expected_workers.clone(), ..figures.clone() };
+            let figures =
+                TelemetryConfig { expected_workers: base.expected_workers.clone(), ..figures.clone() };
             let names: Vec<&str> = base.executors.iter().map(|address| address.name.as_str()).collect();
             let executors = labelled(&figures, &names);
             Arc::new(Self::with(Arc::clone(&store), figures.names, Arc::clone(&adapters), executors))
@@ -247,9 +248,8 @@ impl GatewayMetrics {
 }
 
 fn labelled(figures: &TelemetryConfig, executors: &[&str]) -> Vec<PerExecutorMetrics> {
-    let of = |(index, name): (usize, &&str)| {
-        PerExecutorMetrics::new(Arc::default(), Some(name), figures, index)
-    };
+    let of =
+        |(index, name): (usize, &&str)| PerExecutorMetrics::new(Arc::default(), Some(name), figures, index);
     executors.iter().enumerate().map(of).collect()
 }
 

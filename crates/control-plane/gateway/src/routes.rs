@@ -115,7 +115,8 @@ pub fn table() -> Vec<HttpRoute> {
         post("/v1/completions", Access::User, self::post(text_completions)).by(BaseChoice::Model),
         post("/v1/embeddings", Access::User, self::post(embeddings::create)).by(BaseChoice::Model),
         post("/v1/responses", Access::User, self::post(responses::create)).by(BaseChoice::Model),
-        post("/v1/responses/input_tokens", Access::User, self::post(responses::input_tokens)).by(BaseChoice::Model),
+        post("/v1/responses/input_tokens", Access::User, self::post(responses::input_tokens))
+            .by(BaseChoice::Model),
         post("/v1/responses/compact", Access::User, self::post(responses::compact)).by(BaseChoice::Model),
         get("/v1/responses/{id}", Access::User, self::get(responses::one)),
         delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
@@ -124,8 +125,10 @@ pub fn table() -> Vec<HttpRoute> {
         post("/detokenize", Access::User, self::post(tokens::detokenize)).by(BaseChoice::Model),
         get("/tokenizer_info", Access::User, self::get(tokens::info)),
         all("/v1/status", Access::Admin, self::get(health::status)),
-        post("/v1/executors/{name}/drain", Access::Admin, self::post(executor_drain::drain)).by(BaseChoice::Executor),
-        post("/v1/executors/{name}/undrain", Access::Admin, self::post(executor_drain::undrain)).by(BaseChoice::Executor),
+        post("/v1/executors/{name}/drain", Access::Admin, self::post(executor_drain::drain))
+            .by(BaseChoice::Executor),
+        post("/v1/executors/{name}/undrain", Access::Admin, self::post(executor_drain::undrain))
+            .by(BaseChoice::Executor),
         all("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
         get("/v1/lora_adapter_files", Access::User, self::get(adapter_files::list)),
         get("/v1/lora_adapter_files/{file}", Access::User, self::get(adapter_files::one)),
@@ -137,29 +140,16 @@ pub fn table() -> Vec<HttpRoute> {
             self::post(upload::upload).layer(DefaultBodyLimit::disable()),
         )
         .by(BaseChoice::AdapterPath),
-        post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)).by(BaseChoice::AdapterBody),
+        post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload))
+            .by(BaseChoice::AdapterBody),
         post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)).by(BaseChoice::AdapterBody),
         // Weights are written and counted as they arrive.
         post(ADAPTER, Access::Admin, self::post(push::push).layer(DefaultBodyLimit::disable()))
             .by(BaseChoice::AdapterPath),
         get(ADAPTER, Access::Admin, self::get(push::one)).by(BaseChoice::AdapterPath),
         delete(ADAPTER, Access::Admin, self::delete(push::delete)).by(BaseChoice::AdapterPath),
-        // Files are streamed to disk like uploaded adapters.
-        post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
-        get("/v1/files", Access::User, self::get(files::list)),
-        get("/v1/files/{id}", Access::User, self::get(files::one)),
-        delete("/v1/files/{id}", Access::User, self::delete(files::delete)),
-        get("/v1/files/{id}/content", Access::User, self::get(files::content)),
-        post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create))
-            .by(BaseChoice::FirstOnly("fine-tuning")),
-        get("/v1/fine_tuning/jobs", Access::User, self::get(fine_tuning::list)),
-        get("/v1/fine_tuning/jobs/{id}", Access::User, self::get(fine_tuning::one)),
-        get("/v1/fine_tuning/jobs/{id}/events", Access::User, self::get(fine_tuning::events)),
-        get("/v1/fine_tuning/jobs/{id}/checkpoints", Access::User, self::get(fine_tuning::checkpoints)),
-        post("/v1/fine_tuning/jobs/{id}/cancel", Access::User, self::post(fine_tuning::cancel)),
-        post("/v1/fine_tuning/jobs/{id}/pause", Access::User, self::post(fine_tuning::pause)),
-        post("/v1/fine_tuning/jobs/{id}/resume", Access::User, self::post(fine_tuning::resume)),
     ];
+    table.extend(job_routes());
     table.extend(scoring_routes());
     table.extend(anthropic_routes());
     table.extend(batch_routes());
@@ -174,6 +164,27 @@ const ADAPTER: &str = "/v1/adapters/{*id}";
 
 fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
     HttpRoute::of_base(method, path, Access::User, handler)
+}
+
+/// Returns the routes of files and of fine-tuning jobs.
+fn job_routes() -> Vec<HttpRoute> {
+    vec![
+        // Files are streamed to disk like uploaded adapters.
+        user(Method::POST, "/v1/files", post(files::upload).layer(DefaultBodyLimit::disable())),
+        user(Method::GET, "/v1/files", get(files::list)),
+        user(Method::GET, "/v1/files/{id}", get(files::one)),
+        user(Method::DELETE, "/v1/files/{id}", delete(files::delete)),
+        user(Method::GET, "/v1/files/{id}/content", get(files::content)),
+        user(Method::POST, "/v1/fine_tuning/jobs", post(fine_tuning::create))
+            .by(BaseChoice::FirstOnly("fine-tuning")),
+        user(Method::GET, "/v1/fine_tuning/jobs", get(fine_tuning::list)),
+        user(Method::GET, "/v1/fine_tuning/jobs/{id}", get(fine_tuning::one)),
+        user(Method::GET, "/v1/fine_tuning/jobs/{id}/events", get(fine_tuning::events)),
+        user(Method::GET, "/v1/fine_tuning/jobs/{id}/checkpoints", get(fine_tuning::checkpoints)),
+        user(Method::POST, "/v1/fine_tuning/jobs/{id}/cancel", post(fine_tuning::cancel)),
+        user(Method::POST, "/v1/fine_tuning/jobs/{id}/pause", post(fine_tuning::pause)),
+        user(Method::POST, "/v1/fine_tuning/jobs/{id}/resume", post(fine_tuning::resume)),
+    ]
 }
 
 /// Returns the route of requests that name their model in the body.
@@ -230,9 +241,8 @@ const CHECKPOINT_PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}
 
 /// Returns the routes of Tinker's API.
 fn tinker_routes() -> Vec<HttpRoute> {
-    let tinker = |path, handler| {
-        user(Method::POST, path, handler).by(BaseChoice::FirstOnly("training step by step"))
-    };
+    let tinker =
+        |path, handler| user(Method::POST, path, handler).by(BaseChoice::FirstOnly("training step by step"));
     vec![
         user(Method::POST, "/api/v1/client/config", post(sessions::config)),
         user(Method::POST, "/api/v1/create_session", post(sessions::create)),

@@ -1,9 +1,10 @@
-//! Builds the gateway process, serves, and shuts down in order.
+//! Builds the gateway process, serves, and shuts down in order. `open_bases` opens the bases.
+
+mod open_bases;
 
 use std::{io::Write as _, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use process::notify::{flush, send_status};
-use scheduling::{clock::SystemClock, routing::RoutingPolicy};
 use sd_notify::NotifyState;
 use text::sandbox::TemplateSandbox;
 use tokio::{
@@ -13,15 +14,15 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
+use self::open_bases::{metrics_of, open_bases};
 use crate::{
-    adapters::{self, AdapterListing, OpenError, Registry},
-    admission_queue::AdmissionQueue,
+    adapters::{OpenError, Registry},
     app::{AllowedOrigins, App, GatewayLifetime, SharedState},
     bases::Bases,
     batch_lines::BatchLines,
     batches::{BatchError, Batches},
     body_workers::BodyWorkers,
-    config::{BaseConfig, GatewayConfig, ShutdownTrigger, bases as bases_config},
+    config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
     executor::SharedConnections,
     executors::Executors,
@@ -29,9 +30,8 @@ use crate::{
     kv_events::publisher::{KvEventPublisher, KvEventsError},
     lifecycle::{GatewayReadiness, Lifecycle, LoadText, StartError},
     limits::AdapterLimits,
-    metrics::{GatewayMetrics, poll::poll},
+    metrics::poll::poll,
     response_store::ResponseStore,
-    served_base::ServedBase,
     service_classes::ServiceClasses,
     systemd,
     telemetry::{self, Sinks},
@@ -154,23 +154,6 @@ async fn stdin_ended() {
     let _ = end.await;
 }
 
-/// Returns the settings with which the registry of a base is opened.
-fn options(config: &GatewayConfig, base: &BaseConfig) -> adapters::RegistryOptions {
-    adapters::RegistryOptions {
-        state: match base.name == config.bases.first {
-            true => config.state.clone(),
-            false => bases_config::state_of(&config.state, &base.name),
-        },
-        adapter_root: config.adapter_root.clone(),
-        max_adapters: config.max_adapters,
-        max_adapter_file_bytes: config.max_adapter_file_bytes,
-        tenant_bytes: config.training.tenant_state_bytes,
-        ephemeral: config.ephemeral.clone(),
-        remote: config.remote.clone(),
-        fleet: config.fleet.clone(),
-    }
-}
-
 /// A gateway that listens, whether or not it is ready.
 #[derive(Debug)]
 pub struct Gateway {
@@ -185,79 +168,6 @@ pub struct Gateway {
     lifecycle: JoinHandle<Result<(), StartError>>,
     /// Tasks that run until they are aborted.
     background_tasks: Vec<JoinHandle<()>>,
-}
-
-/// A base whose registry is open, and which does not serve yet.
-struct OpenBase {
-    config: BaseConfig,
-    base: Arc<ServedBase>,
-    executors: Executors,
-    registry: Arc<Registry>,
-    lifecycle: Lifecycle,
-    status: watch::Receiver<GatewayReadiness>,
-    turns: AdmissionQueue,
-    metrics: Arc<GatewayMetrics>,
-}
-
-impl OpenBase {
-    async fn open(
-        config: &GatewayConfig,
-        base_config: BaseConfig,
-        (common, metrics): (SharedConnections, Arc<GatewayMetrics>),
-        classes: &Arc<ServiceClasses>,
-        load_text: LoadText,
-    ) -> Result<Self, RunError> {
-        let base = ServedBase::new(
-            base_config.name.clone(),
-            base_config.served_model_name.clone(),
-            base_config.sleep.clone(),
-            config.bases.supervisor.clone(),
-        );
-        let executors = Executors::connect(&base_config.executors, config.executor, &common);
-        let registry = Registry::open(executors.clone(), options(config, &base_config)).await?;
-        let (connected, known) = (executors.clone(), Arc::clone(&registry));
-        let (lifecycle, status) =
-            Lifecycle::new(&base_config, Arc::clone(&base), connected, known, load_text);
-        let (classes, clock) = (Arc::clone(classes), Arc::new(SystemClock));
-        let turns = AdmissionQueue::new(executors.clone(), classes, config.turns, clock);
-        Ok(Self { config: base_config, base, executors, registry, lifecycle, status, turns, metrics })
-    }
-
-    /// Returns the state of the base's handlers, and the lifecycle that starts serving.
-    fn into_app(self, is_first: bool, routing: RoutingPolicy, shared: &Arc<SharedState>) -> (Arc<App>, Lifecycle) {
-        let app = App {
-            shared: Arc::clone(shared),
-            base: self.base,
-            is_first,
-            executors: self.executors,
-            routing,
-            parsers: self.config.parsers,
-            scoring: self.config.scoring,
-            turns: self.turns,
-            status: self.status,
-            registry: self.registry,
-            metrics: self.metrics,
-            listing: AdapterListing::default(),
-        };
-        (Arc::new(app), self.lifecycle)
-    }
-}
-
-/// Opens all bases, the first one first.
-async fn open_bases(
-    config: &GatewayConfig,
-    metrics: Vec<Arc<GatewayMetrics>>,
-    mut common: SharedConnections,
-    classes: &Arc<ServiceClasses>,
-    load_text: &LoadText,
-) -> Result<Vec<OpenBase>, RunError> {
-    let mut opened = Vec::new();
-    for (base, metrics) in config.all_bases().into_iter().zip(metrics) {
-        opened.push(OpenBase::open(config, base, (common, metrics), classes, Arc::clone(load_text)).await?);
-        // Only the first base publishes KV events; the capacity of each base is its own.
-        common = SharedConnections::default();
-    }
-    Ok(opened)
 }
 
 /// Starts a task for each executor of a base that polls the executor's statistics.
@@ -304,15 +214,6 @@ async fn training(
     let training =
         Training::open(Arc::clone(registry), status.clone(), trainers, limits, &config.state).await?;
     Ok((runs, training))
-}
-
-/// Creates the metrics of all bases.
-fn metrics_of(config: &GatewayConfig) -> Vec<Arc<GatewayMetrics>> {
-    if !config.bases.others.is_empty() {
-        return GatewayMetrics::of_bases(&config.figures, &config.all_bases());
-    }
-    let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
-    vec![Arc::new(GatewayMetrics::new(&config.figures, &names))]
 }
 
 /// Starts the tasks that run until they are aborted.
@@ -378,10 +279,9 @@ impl Gateway {
         let status = bases.follow_status();
         let (phase, phases) = watch::channel(ShutdownPhase::Serving);
         let mut background_tasks = background(&bases, &status);
-        background_tasks
-            .extend(publisher.map(|publisher| {
-                tokio::spawn(publisher.run(Arc::clone(&bases.first().registry)))
-            }));
+        background_tasks.extend(
+            publisher.map(|publisher| tokio::spawn(publisher.run(Arc::clone(&bases.first().registry)))),
+        );
         Ok(Self {
             address,
             status,
@@ -409,8 +309,7 @@ impl Gateway {
         let (mut ready, address) = (self.status.clone(), self.address);
         let announce = async move {
             // The result of `wait_for` locks the status and must not live across the following wait.
-            let is_ready =
-                ready.wait_for(GatewayReadiness::answers).await.is_ok();
+            let is_ready = ready.wait_for(GatewayReadiness::answers).await.is_ok();
             if is_ready {
                 // A supervisor that closed standard output does not need the line.
                 let _ = writeln!(std::io::stdout(), "ready http://{address}");

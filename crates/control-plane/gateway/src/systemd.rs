@@ -26,7 +26,9 @@ pub async fn follow(
         let now = status.borrow_and_update().clone();
         let text = describe(&now, adapters());
         match now {
-            GatewayReadiness::Ready(_) | GatewayReadiness::Asleep(_) => tell(&[NotifyState::Ready, NotifyState::Status(&text)]),
+            GatewayReadiness::Ready(_) | GatewayReadiness::Asleep(_) => {
+                tell(&[NotifyState::Ready, NotifyState::Status(&text)])
+            }
             GatewayReadiness::Starting { .. } => {
                 let more_us = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
                 tell(&[NotifyState::ExtendTimeoutUsec(more_us), NotifyState::Status(&text)]);

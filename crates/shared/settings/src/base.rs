@@ -62,7 +62,9 @@ pub enum BaseOptionError {
     )]
     Syntax(String),
     /// Name that is not a process name, see [`is_process_name`].
-    #[error("a base needs a `name` of at most {MAX_PROCESS_NAME_BYTES} lower-case letters, digits and '-', not `{0}`")]
+    #[error(
+        "a base needs a `name` of at most {MAX_PROCESS_NAME_BYTES} lower-case letters, digits and '-', not `{0}`"
+    )]
     Name(String),
     /// Base without executors.
     #[error("the base `{0}` has no executors; add `executors`")]

@@ -67,7 +67,9 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
 /// Returns the findings about everything that a configuration names.
 pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec<Finding> {
     let allowed = cores::allowed();
-    let mut findings: Vec<_> = [model(config, home)].into_iter().chain(drafts::model(config, home)).collect();
+    let bases = config.bases();
+    let mut findings: Vec<_> =
+        bases.iter().flat_map(|(name, base)| models_of(name.as_deref(), base, home)).collect();
     let members = config.members();
     let splits = CoreSplit::each(&members, &allowed);
     for (member, split) in members.iter().zip(&splits) {
@@ -75,9 +77,13 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
         findings.extend(looked_at.into_iter().map(|finding| named(finding, member)));
     }
     findings.extend(executors::together(&members, &splits));
-    findings.push(executors::memory(config, &members));
+    // `holobiont doctor` compares the memory of several bases, of which some may sleep.
+    if config.base.is_empty() {
+        findings.push(executors::memory(config, &members));
+    }
     findings.extend(executors::elsewhere(config));
-    findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
+    let adapters = bases.iter().flat_map(|(_, base)| &base.adapters);
+    findings.extend(adapters.map(|(name, path)| adapter(name, path)));
     if let Some(path) = &config.gateway.api_key_file
         && (config.gateway.shared_keys != Some(true) || path.exists())
     {
@@ -103,6 +109,16 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
     }
     findings.extend(trainer(config, &allowed));
     findings
+}
+
+/// Checks the model and the draft model of a base, which has a name if there are several.
+fn models_of(base: Option<&str>, config: &DeploymentConfig, home: &HomeDirectory) -> Vec<Finding> {
+    let findings = [model(config, home)].into_iter().chain(drafts::model(config, home));
+    let named = |finding: Finding| match base {
+        Some(base) => Finding { name: format!("{base}: {}", finding.name), ..finding },
+        None => finding,
+    };
+    findings.map(named).collect()
 }
 
 /// Checks device, cores and workers of one executor.

@@ -30,8 +30,8 @@ use settings::{
 
 use security::address::HostPort;
 
-use self::{bases::BaseEntry, executors::ExecutorEntry};
 pub(crate) use self::executors::Executors;
+use self::{bases::BaseEntry, executors::ExecutorEntry};
 use crate::exit::{Exit, Explain};
 
 /// Returns the default memory part of each of `executors` on one host; `None` for a single executor.
@@ -65,7 +65,7 @@ pub(crate) enum DeploymentConfigError {
     },
     /// The settings of several bases conflict with others.
     #[error("{0}")]
-    Bases(&'static str),
+    Bases(String),
     /// The environment has a variable with our prefix that no program reads.
     #[error(transparent)]
     Unknown(#[from] UnknownVariable),
@@ -131,6 +131,13 @@ impl DeploymentConfig {
 
     /// Refuses settings that are not possible beside several bases.
     fn check_bases(&self) -> Result<(), DeploymentConfigError> {
+        let mut adapters: Vec<&String> =
+            self.adapters.keys().chain(self.base.iter().flat_map(|base| base.adapters.keys())).collect();
+        adapters.sort();
+        if let Some(twice) = adapters.windows(2).find(|pair| pair[0] == pair[1]) {
+            let conflict = format!("two bases have an adapter called `{}`; rename one", twice[0]);
+            return Err(DeploymentConfigError::Bases(conflict));
+        }
         let conflict = match self {
             _ if self.base.is_empty() => return Ok(()),
             _ if self.model.name.is_some() || self.model.served_name.is_some() => {
@@ -145,7 +152,7 @@ impl DeploymentConfig {
             }
             _ => return Ok(()),
         };
-        Err(DeploymentConfigError::Bases(conflict))
+        Err(DeploymentConfigError::Bases(conflict.to_owned()))
     }
 
     /// Reads a deployment file. Relative paths are resolved against the file's directory.
@@ -310,7 +317,8 @@ impl DeploymentConfig {
         config.gateway = base.gateway.clone().or(self.gateway.clone());
         config.adapters = base.adapters.clone();
         if base.memory.directory.is_none() {
-            config.memory.directory = self.memory.directory.as_ref().map(|directory| directory.join(&base.name));
+            config.memory.directory =
+                self.memory.directory.as_ref().map(|directory| directory.join(&base.name));
         }
         if index > 0 {
             config.layers = LayersSection { local: Some(false), ..LayersSection::default() };

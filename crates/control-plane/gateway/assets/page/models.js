@@ -3,14 +3,14 @@
 import { el, named, number, plural, short, svg } from './dom.js';
 import { get } from './api.js';
 
-/** What is served: the base first, adapters by name. Entries are `{ id, base, generation }`. */
+/** What is served: bases first, adapters by name. Entries are `{ id, base, generation, asleep }`. */
 export let models = [];
 const pickers = [];
 
 export async function loadModels() {
   const list = await get('v1/models');
   const found = (Array.isArray(list.data) ? list.data : []).map((card) => (
-    { id: String(card.id), base: !card.parent, generation: card.adapter_generation }));
+    { id: String(card.id), base: !card.parent, generation: card.adapter_generation, asleep: card.state === 'asleep' }));
   models = found.sort((a, b) => b.base - a.base || a.id.localeCompare(b.id, 'en', { numeric: true }));
   pickers.forEach((picker) => picker.refresh());
 }
@@ -62,7 +62,8 @@ export class Picker {
   told() {
     if (this.value === null) return '';
     if (!this.model) return 'gone';
-    return this.model.base ? 'base model' : `adapter ${short(this.model.generation)}`;
+    const kind = this.model.base ? 'base model' : `adapter ${short(this.model.generation)}`;
+    return this.model.asleep ? `${kind}, asleep` : kind;
   }
 
   open() {

@@ -103,6 +103,15 @@ pub enum AdapterError {
     #[error("'{0}' is the name of the base model; choose another name")]
     NameOfBase(String),
     #[error(
+        "the adapter '{name}' belongs to the base '{base}', and names of adapters are unique; unload it there, \
+         or choose another name"
+    )]
+    OfOtherBase {
+        name: String,
+        /// Name of the base that has the adapter.
+        base: String,
+    },
+    #[error(
         "'{0}' is not a valid tenant; use 1 to 64 of the characters A-Z a-z 0-9 _ . -, as in the API key file"
     )]
     BadTenant(String),

@@ -3,7 +3,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock, Weak, atomic::AtomicBool},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use types::AdapterId;
 use super::{
     database::{self, Database, Lock, Record},
     entry::{AdapterEntry, Lease},
-    errors::{LeaseError, OpenError, ResidencyError, UnusableAdapter},
+    errors::{AdapterError, LeaseError, OpenError, ResidencyError, UnusableAdapter},
     import,
     merged::MergedAdapters,
     records::{
@@ -95,6 +95,8 @@ pub struct Registry {
     pub(super) sweep_due: AtomicBool,
     pub(super) counters: RegistryCounters,
     pub(super) instance: String,
+    /// Registries of the gateway's other bases, with the names of the bases in requests.
+    other_bases: OnceLock<Vec<(String, Weak<Registry>)>>,
     /// Secret that signs download addresses, once it is known.
     pub(super) download_secret: OnceCell<[u8; 32]>,
     /// Dropped last, because the next gateway may then open the directory.
@@ -143,6 +145,7 @@ impl Registry {
             sweep_due: AtomicBool::new(false),
             counters: RegistryCounters::default(),
             instance: format!("gateway-{:016x}{:016x}", random_u64(), random_u64()),
+            other_bases: OnceLock::new(),
             download_secret: OnceCell::new(),
             _lock: lock,
         });
@@ -151,6 +154,26 @@ impl Registry {
             tokio::spawn(Arc::clone(shared).follow(Arc::downgrade(&registry)));
         }
         Ok(registry)
+    }
+
+    /// Makes names of adapters unique beside those of other bases.
+    pub(crate) fn share_names(&self, others: Vec<(String, Weak<Self>)>) {
+        // The gateway sets the bases once, when it starts.
+        let _ = self.other_bases.set(others);
+    }
+
+    /// Fails if another base, or an adapter of another base, has this name.
+    pub(super) fn check_other_bases(&self, name: &str) -> Result<(), AdapterError> {
+        for (base, registry) in self.other_bases.get().into_iter().flatten() {
+            if base == name {
+                return Err(AdapterError::NameOfBase(name.to_owned()));
+            }
+            let registry = registry.upgrade();
+            if registry.is_some_and(|registry| registry.entries().get(name).is_some()) {
+                return Err(AdapterError::OfOtherBase { name: name.to_owned(), base: base.clone() });
+            }
+        }
+        Ok(())
     }
 
     #[must_use]

@@ -29,6 +29,7 @@ impl Registry {
     /// # Errors
     /// See [`AdapterError`].
     pub(crate) fn check_load(&self, request: &LoadRequest, base_name: &str) -> Result<(), AdapterError> {
+        self.check_other_bases(&request.name)?;
         check_chosen_name(&request.name, base_name)?;
         check_tenant(request.tenant.as_deref())?;
         check_replace(request, self.entries().get(&request.name).map(|old| &**old))

@@ -140,11 +140,17 @@ fn check_names(args: &Args) -> Result<(), GatewayConfigError> {
 }
 
 fn check_asleep(bases: &BasesArgs) -> Result<(), GatewayConfigError> {
-    let names: Vec<&str> =
-        std::iter::once(&bases.base_name).chain(bases.bases.iter().map(|base| &base.name)).map(String::as_str).collect();
+    let names: Vec<&str> = std::iter::once(&bases.base_name)
+        .chain(bases.bases.iter().map(|base| &base.name))
+        .map(String::as_str)
+        .collect();
     // An empty list has one empty name.
     let mut asleep = bases.asleep.iter().filter(|name| !name.is_empty());
-    if !bases.supervised && (asleep.clone().next().is_some() || bases.bases.iter().any(|base| base.sleep_after_s > 0) || bases.sleep_after_s > 0) {
+    if !bases.supervised
+        && (asleep.clone().next().is_some()
+            || bases.bases.iter().any(|base| base.sleep_after_s > 0)
+            || bases.sleep_after_s > 0)
+    {
         return Err(GatewayConfigError::Unsupervised);
     }
     match asleep.find(|name| !names.contains(&name.as_str())) {

@@ -241,6 +241,9 @@ impl From<&AdapterError> for ApiError {
             AdapterError::NameTaken(_) => {
                 Self::bad_request("adapter_already_loaded", message).of("lora_name")
             }
+            AdapterError::OfOtherBase { .. } => {
+                Self::conflict("adapter_of_other_base", message).of("lora_name")
+            }
             AdapterError::DurableName(_) => Self::conflict("adapter_is_durable", message).of("durable"),
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
             AdapterError::NotFound(name) => Self::model_not_found(name).of("lora_name"),

@@ -22,6 +22,8 @@ use crate::{
 const WITHOUT_BODY: &[&str] = &[
     "/v1/executors/{name}/drain",
     "/v1/executors/{name}/undrain",
+    "/v1/bases/{name}/sleep",
+    "/v1/bases/{name}/wake",
     "/v1/batches/{id}/cancel",
     "/v1/fine_tuning/jobs/{id}/cancel",
     "/v1/fine_tuning/jobs/{id}/pause",

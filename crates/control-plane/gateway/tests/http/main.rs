@@ -13,6 +13,7 @@ mod adapter_mixtures;
 mod adapter_switches;
 mod adapters;
 mod anthropic;
+mod bases;
 mod batches;
 mod classify;
 mod completions;

@@ -201,7 +201,8 @@ fn the_dashboard_can_be_imported() {
             "Resources",
             "Many hosts",
             "Batches",
-            "Adapters by URI"
+            "Adapters by URI",
+            "Bases"
         ]
     );
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();

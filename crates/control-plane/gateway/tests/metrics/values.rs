@@ -13,6 +13,7 @@ use gateway::{
         aliases::ALIASES,
         table::{MetricKind, TABLE},
     },
+    served_base::Supervisor,
 };
 use serde_json::{Value, json};
 use shmproto::message::ErrorCode;
@@ -189,6 +190,22 @@ async fn fetches(seen: &mut BTreeSet<&'static str>) {
     note(&families, seen);
 }
 
+/// A base that sleeps until a request wakes it.
+async fn sleeps(seen: &mut BTreeSet<&'static str>) {
+    let mut harness = Harness::start_with(as_told(), |config| {
+        config.bases.supervisor = Some(Supervisor::new(drop));
+    })
+    .await;
+    let client = harness.client.clone();
+    assert_eq!(client.post("/v1/bases/base/sleep", &json!({})).await.status, 200);
+    harness.kill_executor().await;
+    note(&scrape(&client).await, seen);
+    let request = tokio::spawn(async move { client.post(TEXT, &ask("base", 8)).await.status });
+    harness.restart_executor(as_told()).await;
+    assert_eq!(request.await.unwrap(), 200);
+    note(&scrape(&harness.client).await, seen);
+}
+
 #[tokio::test]
 async fn every_metric_is_written_when_what_it_counts_happens() {
     let place = tempfile::tempdir().unwrap();
@@ -204,6 +221,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     let mut seen = BTreeSet::new();
     batches(&mut seen).await;
     fetches(&mut seen).await;
+    sleeps(&mut seen).await;
     train(&harness, &death, &mut seen).await;
     for number in 0..=MAX_RESIDENT {
         load(&harness, &format!("a{number}")).await;

@@ -144,7 +144,10 @@ impl HostLedger {
             format!("{} {}{start}", base.name, size(base.bytes))
         });
         let parts: Vec<String> = parts.collect();
-        Finding::ok("bases", format!("{} of {} for all that are awake", parts.join("; "), size(self.limit_bytes)))
+        Finding::ok(
+            "bases",
+            format!("{} of {} for all that are awake", parts.join("; "), size(self.limit_bytes)),
+        )
     }
 }
 

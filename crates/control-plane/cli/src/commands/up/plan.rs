@@ -92,7 +92,8 @@ impl StartPlan {
         bases::divide_memory(&mut members, ledger.as_ref());
         let splits = CoreSplit::each(&members, &cores::allowed());
         let mut processes = bases::processes(&bases, ledger.as_ref());
-        let (executors, workers) = members_of(&bases, &members, &splits, &mut processes, (state, log_format))?;
+        let (executors, workers) =
+            members_of(&bases, &members, &splits, &mut processes, (state, log_format))?;
         let recipe = |role, program, arguments| recipe(config, state, role, program, arguments);
         let (trainer, warnings) = trainer_program(config);
         let trainer =

@@ -184,7 +184,8 @@ impl Supervisor {
     fn heard(&mut self, role: ProcessRole, line: &str) -> Flow {
         let mut words = line.split_whitespace();
         if role == ProcessRole::Gateway
-            && let Some((request, base)) = line.split_once(' ').filter(|(word, _)| ["sleep", "wake"].contains(word))
+            && let Some((request, base)) =
+                line.split_once(' ').filter(|(word, _)| ["sleep", "wake"].contains(word))
         {
             return self.change_sleep(request, base);
         }

@@ -100,8 +100,7 @@ pub(super) fn bases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ba
     }
     for (index, base) in bases.iter().enumerate() {
         let served = |base: &BaseEntry| base.model.served_name.clone().unwrap_or_else(|| base.name.clone());
-        let is_same =
-            |other: &BaseEntry| other.name == base.name || served(other) == served(base);
+        let is_same = |other: &BaseEntry| other.name == base.name || served(other) == served(base);
         if bases[..index].iter().any(is_same) {
             let name = &base.name;
             return Err(de::Error::custom(format!("two bases are called `{name}`, or are served as one")));

@@ -54,6 +54,72 @@ fn a_file_may_set_every_section() {
 }
 
 #[test]
+fn each_base_has_its_model_and_overrides_the_common_sections() {
+    let text = r#"
+        [executor]
+        max_running = 8
+        [memory]
+        device = "1GiB"
+        [adapters]
+        pirate = "/adapters/pirate"
+        [[base]]
+        name = "small"
+        model = "smollm2"
+        sleep_after_s = 60
+        [[base]]
+        name = "coder"
+        model = "org/coder"
+        served_name = "Coder"
+        max_running = 4
+        memory.device = "2GiB"
+        tool_call_parser = "hermes"
+        adapters = { sql = "/adapters/sql" }
+        [[base.executor]]
+        name = "left"
+        [[base.executor]]
+        name = "right"
+    "#;
+    let config = file(text).unwrap();
+    let members = config.members();
+    let names: Vec<_> = members.iter().map(|member| member.name.as_deref().unwrap()).collect();
+    assert_eq!(names, ["small", "coder-left", "coder-right"]);
+    let of = |index: usize| &members[index].config;
+    assert_eq!((of(0).executor.max_running, of(1).executor.max_running), (Some(8), Some(4)));
+    assert_eq!(of(1).memory.device, Some(ByteCount(2 << 30)));
+    assert_eq!((of(0).layers.local, of(1).layers.local), (None, Some(false)));
+    let bases = config.bases();
+    let served: Vec<_> =
+        bases.iter().map(|(_, config)| config.model.served_name.as_deref().unwrap()).collect();
+    assert_eq!(served, ["small", "Coder"]);
+    let adapters: Vec<_> = bases.iter().flat_map(|(_, config)| config.adapters.keys()).collect();
+    assert_eq!(adapters, ["pirate", "sql"]);
+    assert_eq!(bases[1].1.gateway.tool_call_parser, Some("hermes".parse().unwrap()));
+}
+
+#[test]
+fn bases_without_a_name_of_their_own_or_beside_another_model_are_refused_by_name() {
+    let base = |name: &str| format!("[[base]]\nname = '{name}'\nmodel = 'm-{name}'\n");
+    for (text, part) in [
+        (base("a") + &base("a"), "two bases are called `a`"),
+        (base("A"), "not `A`"),
+        ("[[base]]\nname = 'a'".to_owned(), "`model` is missing"),
+        (base("a") + "colour = 1", "colour"),
+        (base("a") + "[[base.executor]]\nname = 'x'\naddress = 'h:1'", "not possible"),
+    ] {
+        let why = why(&file(&text).unwrap_err());
+        assert!(why.contains(part), "{part} is not in {why}");
+    }
+    for (text, part) in [
+        (base("a") + "[model]\nname = 'm'", "set beside [[base]]"),
+        (base("a") + "[[executor]]\nname = 'x'", "[[base.executor]]"),
+        (base("a") + "[gateway]\nregistry = 'postgres://h/d'", "registry"),
+    ] {
+        let why = file(&text).unwrap().check_bases().unwrap_err().to_string();
+        assert!(why.contains(part), "{part} is not in {why}");
+    }
+}
+
+#[test]
 fn a_process_may_die_five_times_unless_the_file_says_otherwise() {
     let policy = |max_crashes_per_min, ms| RestartPolicy {
         max_crashes_per_min,

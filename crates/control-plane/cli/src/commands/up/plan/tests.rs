@@ -1,6 +1,9 @@
 //! Tests of the command lines of all processes.
 
+use settings::BaseOption;
+
 use super::*;
+use crate::commands::doctor::host_ledger::LedgerBase;
 
 fn text(arguments: &[OsString]) -> String {
     arguments.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
@@ -128,6 +131,47 @@ fn each_of_several_executors_has_sockets_a_store_and_settings_of_its_own_and_the
 }
 
 #[test]
+fn the_gateway_is_told_of_each_base_and_which_of_them_sleep() {
+    let file = "[[base]]\nname = 'a'\nmodel = 'm'\n[[base]]\nname = 'b'\nmodel = 'n'\nserved_name = 'B'\nsleep_after_s = 9";
+    let config: DeploymentConfig = toml::from_str(file).unwrap();
+    let ((_directory, state, run), members) = (state(), config.members());
+    let splits = CoreSplit::each(&members, &"0-3".parse().unwrap());
+    let planned = |(name, config): (Option<String>, DeploymentConfig)| PlannedBase {
+        served_name: config.model.served_name.clone().unwrap(),
+        model: "/m".into(),
+        name,
+        config,
+    };
+    let bases: Vec<PlannedBase> = config.bases().into_iter().map(planned).collect();
+    let row = |name: &str, bytes, is_awake| LedgerBase {
+        name: name.to_owned(),
+        bytes,
+        executors: 1,
+        sleeps: !is_awake,
+        is_awake,
+    };
+    let ledger = HostLedger { limit_bytes: 10, bases: vec![row("a", 6, true), row("b", 5, false)] };
+    let mut processes = bases::processes(&bases, Some(&ledger));
+    for (index, name) in ["a", "b"].into_iter().enumerate() {
+        processes[index].executors.push(Instance::new(index, Some(name)));
+    }
+    assert_eq!([processes[0].is_awake, processes[1].is_awake], [true, false]);
+    let told = text(&bases::gateway_options(&bases, &processes, &splits, Some(&ledger), &state));
+    let first = "--supervised --asleep b --base-name a --base-host-bytes 6 --bases-host-bytes 10 --base ";
+    assert!(told.starts_with(first), "{told}");
+    let other: BaseOption = told.trim_start_matches(first).parse().unwrap();
+    assert_eq!((&*other.name, &*other.served_name, other.sleep_after_s), ("b", "B", 9));
+    assert_eq!(other.executors["b"], PathBuf::from(format!("{run}/executor-b.sock")));
+    let one: DeploymentConfig = toml::from_str("").unwrap();
+    let alone = [planned((None, DeploymentConfig { model: served("x"), ..one }))];
+    assert!(bases::gateway_options(&alone, &processes[..1], &splits, None, &state).is_empty());
+}
+
+fn served(name: &str) -> settings::ModelSection {
+    settings::ModelSection { served_name: Some(name.to_owned()), ..settings::ModelSection::default() }
+}
+
+#[test]
 fn classes_reach_the_gateway_whole_and_executors_as_parts_of_memory() {
     let file = r#"
         [[class]]
@@ -154,9 +198,9 @@ fn classes_reach_the_gateway_whole_and_executors_as_parts_of_memory() {
 #[test]
 fn every_setting_reaches_its_process() {
     let file = r#"
-        model = { context_length = 7, resident_weight_bytes = "1 MiB" }
+        model = { context_length = 7, resident_weight_bytes = "1 MiB", sleep_after_s = 33 }
         executor = { device = "cuda:1", cores = "0-1", precision = "int15", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
-        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", memory_bytes = "3 KiB", tenant_memory_bytes = "4 KiB", max_sequences = 10, codel_target_ms = 26, codel_interval_ms = 27, burst_share = 0.5, background_share = 0.25, background_beside = 3, tenant_batches = 9, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, client_write_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, tool_call_parser = "hermes", reasoning_parser = "think", classifier_from_token = "no,yes", score_template = "/st", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", ephemeral_adapter_bytes = "2 KiB", ephemeral_adapter_dir = "/shm", allowed_adapter_uris = "hf://a,s3://b/c", tenant_fetched_bytes = "3 KiB", fetch_timeout_ms = 28, fetch_failure_ms = 29, executor_timeout_ms = 19, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o", kv_events_endpoint = "tcp://127.0.0.1:1", kv_events_replay_endpoint = "tcp://127.0.0.1:2", kv_events_topic = "t" }
+        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", memory_bytes = "3 KiB", tenant_memory_bytes = "4 KiB", max_sequences = 10, codel_target_ms = 26, codel_interval_ms = 27, burst_share = 0.5, background_share = 0.25, background_beside = 3, tenant_batches = 9, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, client_write_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, tool_call_parser = "hermes", reasoning_parser = "think", classifier_from_token = "no,yes", score_template = "/st", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", ephemeral_adapter_bytes = "2 KiB", ephemeral_adapter_dir = "/shm", allowed_adapter_uris = "hf://a,s3://b/c", tenant_fetched_bytes = "3 KiB", fetch_timeout_ms = 28, fetch_failure_ms = 29, executor_timeout_ms = 19, wake_timeout_ms = 34, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o", kv_events_endpoint = "tcp://127.0.0.1:1", kv_events_replay_endpoint = "tcp://127.0.0.1:2", kv_events_topic = "t" }
         training = { tenant_jobs = 28, checkpoint_steps = 32, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB", tenant_state_bytes = "5 KiB" }
         memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", decay_ms = 29, process = "1/2" }
         speculation = { draft = "ngram", draft_tokens = 30, draft_bytes = "2 KiB" }
@@ -189,11 +233,11 @@ fn every_setting_reaches_its_process() {
         text(&worker_arguments(&config, split.workers[0], (&state, Instance::default()), LogFormat::Human));
     assert!(worker.ends_with("--core 2 --log-format human --spin-us 20"), "{worker}");
     let gateway = text(&gateway_arguments(&config, "base", &state, &[Instance::default()], LogFormat::Json));
-    let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=y --adapter-root /r \
+    let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=y --sleep-after-s 33 --adapter-root /r \
         --api-key-file /k --max-body-bytes 2048 --memory-bytes 3072 --tenant-memory-bytes 4096 --max-sequences 10 --codel-target-ms 26 --codel-interval-ms 27 --burst-share 0.5 --background-share 0.25 --background-beside 3 --tenant-batches 9 --threads 8 --insecure --requests-per-min-per-key 11 \
         --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --client-write-timeout-ms 16 \
         --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
-        --ephemeral-adapter-bytes 2048 --ephemeral-adapter-dir /shm --allowed-adapter-uris hf://a,s3://b/c --tenant-fetched-bytes 3072 --fetch-timeout-ms 28 --fetch-failure-ms 29 --executor-timeout-ms 19 --executor-ca /eca --executor-cert /ec --executor-cert-key /eck --tool-call-parser hermes --reasoning-parser think --classifier-from-token no,yes --score-template /st --otlp-endpoint http://o --kv-events-endpoint tcp://127.0.0.1:1 --kv-events-replay-endpoint tcp://127.0.0.1:2 --kv-events-topic t --tenant-jobs 28 --checkpoint-steps 32 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
+        --ephemeral-adapter-bytes 2048 --ephemeral-adapter-dir /shm --allowed-adapter-uris hf://a,s3://b/c --tenant-fetched-bytes 3072 --fetch-timeout-ms 28 --fetch-failure-ms 29 --executor-timeout-ms 19 --wake-timeout-ms 34 --executor-ca /eca --executor-cert /ec --executor-cert-key /eck --tool-call-parser hermes --reasoning-parser think --classifier-from-token no,yes --score-template /st --otlp-endpoint http://o --kv-events-endpoint tcp://127.0.0.1:1 --kv-events-replay-endpoint tcp://127.0.0.1:2 --kv-events-topic t --tenant-jobs 28 --checkpoint-steps 32 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
         --tenant-state-bytes 5120 --routing most-idle";
     assert!(gateway.ends_with(expected), "{gateway}");
 }
