@@ -334,6 +334,9 @@ fn is_idle_for_its_time(app: &App) -> bool {
 
 /// Lets a base fall asleep that nobody uses.
 fn fall_asleep(app: &App) -> Result<(), StaysAwake> {
+    if !app.base.can_sleep() {
+        return Err(StaysAwake::Unsupervised);
+    }
     if app.is_busy() {
         return Err(StaysAwake::InUse);
     }

@@ -25,7 +25,6 @@ use crate::{
     config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
     executor::SharedConnections,
-    executors::Executors,
     grammars::GrammarChecks,
     kv_events::publisher::{KvEventPublisher, KvEventsError},
     lifecycle::{GatewayReadiness, Lifecycle, LoadText, StartError},

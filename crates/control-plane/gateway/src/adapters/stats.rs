@@ -38,7 +38,7 @@ pub struct RegistryStats {
 impl RegistryStats {
     /// Adds the counts of another registry.
     #[must_use]
-    pub(crate) fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(&self, other: &Self) -> Self {
         let mut load_buckets = self.load_buckets;
         load_buckets.iter_mut().zip(other.load_buckets).for_each(|(sum, more)| *sum += more);
         Self {

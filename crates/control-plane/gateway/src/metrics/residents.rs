@@ -69,7 +69,7 @@ impl GatewayMetrics {
     /// Updates the metrics of loads, evictions and look-ups.
     pub(super) fn refresh_loads(&self, bases: &[ReportedBase<'_>]) {
         let each = bases.iter().map(|base| base.registry.figures());
-        let figures = each.reduce(RegistryStats::plus).unwrap_or_default();
+        let figures = each.fold(RegistryStats::default(), |sum, more| sum.plus(&more));
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
         set(Id::AdapterLoads, &["loaded"], figures.loads);

@@ -17,6 +17,7 @@ use crate::{
     caller::{Caller, KeyRole},
     errors::ApiError,
     lifecycle::{ServingState, ServingUnavailable},
+    served_base::ServedBase,
     training_sessions::checkpoint_path,
 };
 
@@ -66,11 +67,15 @@ fn cards_of(app: &App, caller: &Caller) -> Result<Vec<ModelCard>, ApiError> {
     let entries = app.registry.entries();
     let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
     let adapters = usable.map(|entry| adapter(entry, &serving));
-    let mut cards: Vec<_> = std::iter::once(base(&serving)).chain(adapters).collect();
-    if app.base.can_sleep() {
-        cards.iter_mut().for_each(|card| card.state = Some(app.base.phase().name()));
+    let cards = std::iter::once(base(&serving)).chain(adapters);
+    Ok(cards.map(|card| card.of_base(&app.base)).collect())
+}
+
+impl ModelCard {
+    /// Adds the state of the model's base, if the base can sleep.
+    fn of_base(self, base: &ServedBase) -> Self {
+        Self { state: base.can_sleep().then(|| base.phase().name()), ..self }
     }
-    Ok(cards)
 }
 
 /// Returns the serving state of a base, or its last one; `None` if the base has slept since the start.
@@ -93,8 +98,9 @@ fn asleep(app: &App) -> ModelCard {
         max_model_len: 0,
         adapter_generation: None,
         numbers: String::new(),
-        state: Some(app.base.phase().name()),
+        state: None,
     }
+    .of_base(&app.base)
 }
 
 /// `GET /v1/models/{id}`: describes the base model or one adapter.
@@ -110,11 +116,12 @@ pub(crate) async fn one(
 pub(crate) fn card(app: &App, caller: &Caller, id: &str) -> Result<ModelCard, ApiError> {
     let Some(serving) = listed_state(app)? else { return Ok(asleep(app)) };
     if id == serving.base_name {
-        return Ok(base(&serving));
+        return Ok(base(&serving).of_base(&app.base));
     }
     let entries = app.registry.entries();
     let entry = entries.find(id, caller).filter(|entry| answers(entry));
-    entry.map(|entry| adapter(entry, &serving)).ok_or_else(|| ApiError::model_not_found(id))
+    let card = entry.map(|entry| adapter(entry, &serving).of_base(&app.base));
+    card.ok_or_else(|| ApiError::model_not_found(id))
 }
 
 /// `DELETE /v1/models/{id}`: unloads an adapter of the caller.

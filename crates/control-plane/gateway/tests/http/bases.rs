@@ -41,7 +41,7 @@ fn replies() -> [Reply; 2] {
 }
 
 fn identity(index: usize) -> FakeModelIdentity {
-    FakeModelIdentity { base_hash: [index as u8 + 1; 32], ..FakeModelIdentity::default() }
+    FakeModelIdentity { base_hash: [index as u8 + 1; 32], sessions: 0, ..FakeModelIdentity::default() }
 }
 
 fn address(directory: &Path, name: &str) -> Address {

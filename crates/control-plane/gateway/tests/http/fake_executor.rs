@@ -42,11 +42,13 @@ pub(crate) type Reply = Arc<dyn Fn(&Generate) -> ReplyScript + Send + Sync>;
 pub(crate) struct FakeModelIdentity {
     pub(crate) base_hash: [u8; 32],
     pub(crate) text_hash: [u8; 32],
+    /// Number of split clients.
+    pub(crate) sessions: u32,
 }
 
 impl Default for FakeModelIdentity {
     fn default() -> Self {
-        Self { base_hash: [1; 32], text_hash: TEXT_HASH }
+        Self { base_hash: [1; 32], text_hash: TEXT_HASH, sessions: 3 }
     }
 }
 
@@ -240,7 +242,7 @@ impl FakeExecutorState {
             workers_lost: 1,
             speculation: speculation_stats(),
             workers: vec![worker(2), worker(3)],
-            layers: layer_stats(),
+            layers: LayerStats { open: self.model.sessions, ..layer_stats() },
         }
     }
 }

@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     client::TestClient,
-    fake_executor::{MAX_RESIDENT, Reply, fail_after, hang_after, reply_with},
+    fake_executor::{FakeModelIdentity, MAX_RESIDENT, Reply, fail_after, hang_after, reply_with},
     harness::{Harness, eventually, eventually_async},
     parser::{Family, parse},
 };
@@ -196,6 +196,9 @@ async fn sleeps(seen: &mut BTreeSet<&'static str>) {
         config.bases.supervisor = Some(Supervisor::new(drop));
     })
     .await;
+    // Split clients keep a base awake.
+    let alone = FakeModelIdentity { sessions: 0, ..FakeModelIdentity::default() };
+    harness.replace_executor(as_told(), alone).await;
     let client = harness.client.clone();
     assert_eq!(client.post("/v1/bases/base/sleep", &json!({})).await.status, 200);
     harness.kill_executor().await;

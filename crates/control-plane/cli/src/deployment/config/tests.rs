@@ -106,7 +106,7 @@ fn bases_without_a_name_of_their_own_or_beside_another_model_are_refused_by_name
         (base("a") + "colour = 1", "colour"),
         (base("a") + "[[base.executor]]\nname = 'x'\naddress = 'h:1'", "not possible"),
     ] {
-        let why = why(&file(&text).unwrap_err());
+        let why = why(&file(&text).unwrap_err()).unwrap();
         assert!(why.contains(part), "{part} is not in {why}");
     }
     for (text, part) in [

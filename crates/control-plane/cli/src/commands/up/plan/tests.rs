@@ -143,7 +143,7 @@ fn the_gateway_is_told_of_each_base_and_which_of_them_sleep() {
         config,
     };
     let bases: Vec<PlannedBase> = config.bases().into_iter().map(planned).collect();
-    let row = |name: &str, bytes, is_awake| LedgerBase {
+    let row = |name: &str, bytes, is_awake: bool| LedgerBase {
         name: name.to_owned(),
         bytes,
         executors: 1,
