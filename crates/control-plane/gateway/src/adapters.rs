@@ -15,6 +15,7 @@
 //!   - [`upload`]: loads an adapter from files that a request contains; [`push`] from weights alone, whose
 //!     configuration `peft_config` finds.
 //!   - [`uri`]: URIs of adapters; [`remote`] fetches the files, and `uri_loads` loads them.
+//!   - `base_binding`: binds the adapters of one of several bases to its hash.
 //!   - `uncancelled`: runs a change to its end, even if the caller stops waiting.
 //!   - `on_demand`: loads an adapter into an executor when a request needs it there, and evicts others.
 //!   - `restore`: prepares an executor that was just connected.
@@ -52,6 +53,7 @@
 //! neither lock, and a stuck executor does not delay other executors.
 
 mod base;
+mod base_binding;
 pub mod database;
 pub(crate) mod download;
 pub mod entry;

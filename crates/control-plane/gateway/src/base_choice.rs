@@ -90,9 +90,10 @@ async fn dispatch(
     let caller = caller_of(&request)?;
     let (request, named, body) = choice.read(bases, request).await?;
     let app = choice.base(bases, &named, &caller)?;
+    // Requests for lists and reports leave a sleeping base asleep, and let an idle one fall asleep.
     let used = match choice.wakes(request.method()) {
-        true => bases.use_awake(app, &caller.tenant).await?,
-        false => app.base.begin_use(),
+        true => Some(bases.use_awake(app, &caller.tenant).await?),
+        false => None,
     };
     let request = match body {
         // The handler reserves memory for the same bytes.
@@ -100,7 +101,10 @@ async fn dispatch(
         None => request,
     };
     let response = handler.call(request, Arc::clone(app)).await;
-    Ok(response.map(|body| Body::new(UsingBody { body, _used: used })))
+    Ok(match used {
+        Some(used) => response.map(|body| Body::new(UsingBody { body, _used: used })),
+        None => response,
+    })
 }
 
 impl BaseChoice {

@@ -65,6 +65,8 @@ enum RetryTrigger {
 /// Watches the links and keeps [`GatewayReadiness`] up to date.
 pub(crate) struct Lifecycle {
     base: Arc<ServedBase>,
+    /// Whether the registry belongs to one base model alone.
+    binds_base: bool,
     executors: Executors,
     registry: Arc<Registry>,
     load_text: LoadText,
@@ -103,6 +105,7 @@ impl Lifecycle {
         });
         let lifecycle = Self {
             base,
+            binds_base: !config.is_first,
             executors,
             registry,
             load_text,
@@ -314,6 +317,12 @@ impl LinkFollower {
         }
         if let Err(reason) = self.shared.executors.claim(self.index, &welcome) {
             return Ok(self.refuse(reason));
+        }
+        if self.shared.binds_base
+            && let Err(error) = self.shared.registry.bind_base(welcome.base_hash).await
+        {
+            self.shared.executors.release(self.index);
+            return Ok(self.refuse(error.to_string()));
         }
         self.set_loading("reading the tokenizer".to_owned(), None);
         let text = match self.text(&welcome).await {

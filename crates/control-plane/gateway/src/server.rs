@@ -271,8 +271,7 @@ impl Gateway {
             runs,
             lifetime: GatewayLifetime::begin(),
         });
-        let served = opened.into_iter().enumerate();
-        let served = served.map(|(index, open)| open.into_app(index == 0, config.routing, &shared));
+        let served = opened.into_iter().map(|open| open.into_app(config.routing, &shared));
         let (apps, lifecycles): (Vec<_>, Vec<_>) = served.unzip();
         let bases = Bases::new(apps, config.bases.host_bytes, config.bases.wake_timeout);
         let status = bases.follow_status();

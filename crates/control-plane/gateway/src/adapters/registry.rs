@@ -187,6 +187,11 @@ impl Registry {
         lock(&self.draining).clone()
     }
 
+    /// Returns the directory of the data that outlives the process.
+    pub(super) fn state(&self) -> &Path {
+        &self.state
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries().len()

@@ -23,6 +23,8 @@ const BASES: &str = "bases";
 pub struct BaseConfig {
     /// Unique name in administration.
     pub name: String,
+    /// Whether the base is the first, whose state is that of a gateway with one base.
+    pub is_first: bool,
     pub executors: Vec<Address>,
     /// Expected number of workers of each executor; a single number applies to all.
     pub expected_workers: Vec<u32>,
@@ -87,6 +89,7 @@ impl GatewayConfig {
     pub fn all_bases(&self) -> Vec<BaseConfig> {
         let first = BaseConfig {
             name: self.bases.first.clone(),
+            is_first: true,
             executors: self.executors.clone(),
             expected_workers: self.figures.expected_workers.clone(),
             model: self.model.clone(),
@@ -178,6 +181,7 @@ fn other(base: &BaseOption, args: &BasesArgs) -> Result<BaseConfig, GatewayConfi
     let adapters = base.adapters.iter();
     Ok(BaseConfig {
         name: base.name.clone(),
+        is_first: false,
         executors: executors
             .map(|(name, socket)| Address { name: name.clone(), door: Endpoint::Socket(socket.clone()) })
             .collect(),

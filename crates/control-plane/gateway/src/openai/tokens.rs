@@ -163,7 +163,7 @@ pub(crate) async fn detokenize(
 
 /// Returns the tokenizer properties that evaluation tools need.
 pub(crate) async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let serving = app.serving()?;
+    let serving = app.last_serving()?;
     let facts = serving.text.facts();
     Ok(Json(json!({
         "model": serving.base_name,

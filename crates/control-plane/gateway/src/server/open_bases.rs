@@ -22,7 +22,7 @@ use crate::{
 /// Returns the settings with which the registry of a base is opened.
 fn options(config: &GatewayConfig, base: &BaseConfig) -> adapters::RegistryOptions {
     adapters::RegistryOptions {
-        state: match base.name == config.bases.first {
+        state: match base.is_first {
             true => config.state.clone(),
             false => bases_config::state_of(&config.state, &base.name),
         },
@@ -82,16 +82,11 @@ impl OpenBase {
     }
 
     /// Returns the state of the base's handlers, and the lifecycle that starts serving.
-    pub(super) fn into_app(
-        self,
-        is_first: bool,
-        routing: RoutingPolicy,
-        shared: &Arc<SharedState>,
-    ) -> (Arc<App>, Lifecycle) {
+    pub(super) fn into_app(self, routing: RoutingPolicy, shared: &Arc<SharedState>) -> (Arc<App>, Lifecycle) {
         let app = App {
             shared: Arc::clone(shared),
             base: self.base,
-            is_first,
+            is_first: self.config.is_first,
             executors: self.executors,
             routing,
             parsers: self.config.parsers,

@@ -168,6 +168,7 @@ impl BasePair {
 fn second(first: &GatewayConfig, directory: &Path) -> BaseConfig {
     BaseConfig {
         name: "second".to_owned(),
+        is_first: false,
         executors: vec![address(directory, "b")],
         expected_workers: vec![0],
         model: None,
@@ -392,6 +393,21 @@ async fn without_a_supervisor_a_sleep_is_refused() {
     assert_eq!((refused.status, refused.code()), (501, "sleep_unsupported".to_owned()));
     assert_eq!(pair.sleep("third").await.status, 404);
     assert_eq!(pair.client.get("/v1/models/base").await.json()["state"], Value::Null);
+}
+
+#[tokio::test]
+async fn adapters_do_not_serve_with_another_model_in_the_place_of_their_base() {
+    let pair = BasePair::start().await;
+    assert_eq!(pair.load("second-tuned", Some("org/second")).await.status, 200);
+    pair.kill(1).await;
+    let socket = pair.directory.path().join("b");
+    let replaced = FakeExecutor::start_with(&socket, reply_with("cd"), identity(8)).await;
+    let told = async || pair.client.get("/v1/status").await.json()["executors"][1].clone();
+    eventually_async("it is refused", async || told().await["state"] == "refused").await;
+    assert!(told().await["detail"].to_string().contains("belong to another base model"));
+    replaced.kill().await;
+    let _restored = FakeExecutor::start_with(&socket, reply_with("cd"), identity(1)).await;
+    eventually_async("it serves", async || pair.ask("second-tuned").await.status == 200).await;
 }
 
 #[tokio::test]
