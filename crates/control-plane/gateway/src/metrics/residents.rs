@@ -6,7 +6,7 @@ use shmproto::message::AdapterIdBytes;
 
 use super::{GatewayMetrics, ReportedBase, table::Id};
 use crate::{
-    adapters::{Registry, RegistryStats, Tier},
+    adapters::{Registry, RegistryStats, Tier, remote::stats::FetchOutcome, uri::UriScheme},
     batches::Batches,
     training::Training,
 };

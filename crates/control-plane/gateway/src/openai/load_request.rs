@@ -86,7 +86,9 @@ fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiEr
     match fields.text("base_model_name")? {
         Some(base) if base != base_name => Err(ApiError::invalid(
             "base_model_name",
-            format!("there is no base model '{base}' for this adapter; omit 'base_model_name', or name '{base_name}'"),
+            format!(
+                "there is no base model '{base}' for this adapter; omit 'base_model_name', or name '{base_name}'"
+            ),
         )),
         _ => Ok(()),
     }

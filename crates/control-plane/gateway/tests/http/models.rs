@@ -14,7 +14,7 @@ use crate::{
     text::{ByteText, TEXT_HASH},
 };
 
-const OTHER: FakeModelIdentity = FakeModelIdentity { base_hash: [7; 32], text_hash: [8; 32] };
+const OTHER: FakeModelIdentity = FakeModelIdentity { base_hash: [7; 32], text_hash: [8; 32], sessions: 3 };
 
 /// File at the model's path: its tokenizer, and the number of reads.
 #[derive(Default)]
