@@ -45,13 +45,13 @@ fn start(settings: &str) -> Deployment {
     deployment
 }
 
-fn told(client: &Client) -> Vec<Value> {
-    let told = client.try_get("/v1/bases").unwrap_or_default();
-    told["data"].as_array().cloned().unwrap_or_default()
+fn bases_of(client: &Client) -> Vec<Value> {
+    let list = client.try_get("/v1/bases").unwrap_or_default();
+    list["data"].as_array().cloned().unwrap_or_default()
 }
 
 fn states(client: &Client) -> Vec<String> {
-    told(client).iter().map(|base| base["state"].as_str().unwrap_or_default().to_owned()).collect()
+    bases_of(client).iter().map(|base| base["state"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 fn with_argument(deployment: &Deployment, process: DeploymentProcess, part: &str) -> Option<u32> {
@@ -129,7 +129,7 @@ fn a_base_sleeps_and_wakes_to_the_same_tokens_although_processes_die() {
         assert_eq!(client.try_get("/v1/models/second").unwrap()["state"], "asleep");
         assert_eq!(client.ask(&ask(FIRST, 2)).answer, alone[0][2], "the other is awake");
         answers_as(client, &alone);
-        assert_eq!(told(client)[1]["wakes"], 1);
+        assert_eq!(bases_of(client)[1]["wakes"], 1);
 
         // The executor dies while it wakes, and the request waits for the next one.
         sleep(&deployment, SECOND);

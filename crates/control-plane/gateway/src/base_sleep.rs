@@ -26,7 +26,7 @@ const IDLE_WAIT: Duration = Duration::from_secs(30);
 /// How often it is checked whether the base is idle.
 const IDLE_LOOK: Duration = Duration::from_millis(50);
 
-/// What a request for a sleep does while requests use the base.
+/// Reaction of a request for a sleep while requests use the base.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum BusyMode {

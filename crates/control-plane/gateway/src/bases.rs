@@ -1,4 +1,4 @@
-//! All bases of the gateway: which of them a model name means, and which of them sleep.
+//! All bases of the gateway: the base that a model name means, and the sleep of the bases.
 //!
 //! A gateway has one [`App`] for each base, in the order of the settings. The names of bases and of their
 //! adapters are one namespace: a request names a base, an adapter, or both as `base:adapter`.
@@ -332,7 +332,7 @@ fn is_idle_for_its_time(app: &App) -> bool {
     is_awake && idle.is_some_and(|(idle, limit)| idle >= limit)
 }
 
-/// Lets a base fall asleep that nobody uses.
+/// Lets an idle base fall asleep.
 fn fall_asleep(app: &App) -> Result<(), StaysAwake> {
     if !app.base.can_sleep() {
         return Err(StaysAwake::Unsupervised);

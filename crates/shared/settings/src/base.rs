@@ -66,7 +66,7 @@ pub enum BaseOptionError {
         "a base needs a `name` of at most {MAX_PROCESS_NAME_BYTES} lower-case letters, digits and '-', not `{0}`"
     )]
     Name(String),
-    /// Base without executors.
+    /// Base for which the option lists no executors.
     #[error("the base `{0}` has no executors; add `executors`")]
     NoExecutor(String),
 }

@@ -16,6 +16,7 @@
 //! - [`PICKER`]: settings of `endpoint-picker`
 //! - `choices`: values that are one of a few words; `draft`: a word or a path
 //! - [`ServiceClass`]: SLO targets, weight and limits of some tenants or adapters
+//! - `base`: [`BaseOption`], one of several bases as an option of the gateway
 //! - [`variables`]: all other environment variables, and the refusal of unknown ones
 //! - [`described`], [`SettingFlags`]: declarations as flags
 //! - [`completions`]: shell completion scripts

@@ -15,6 +15,7 @@ use rustix::process::{Resource, getrlimit};
 
 use settings::{ByteCount, DeviceChoice, SettingFlags};
 
+use self::host_ledger::HostLedger;
 use crate::{
     commands::check,
     deployment::{
@@ -70,6 +71,15 @@ pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(),
     }
 }
 
+/// Compares the memory of the host with what the executors, or several bases, need.
+fn memory(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
+    match HostLedger::of(config, home) {
+        Ok(None) => capacity::memory(config, home),
+        Ok(Some(ledger)) => Some(ledger.finding()),
+        Err(error) => Some(Finding::error("bases", &error)),
+    }
+}
+
 /// Checks the machine and the configuration.
 fn machine(
     config: Result<DeploymentConfig, DeploymentConfigError>,
@@ -79,7 +89,7 @@ fn machine(
     let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
     match config {
         Ok(config) => {
-            findings.extend(capacity::memory(&config, home));
+            findings.extend(memory(&config, home));
             let is_cpu =
                 |config: &DeploymentConfig| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));
             if config.members().iter().all(|member| is_cpu(&member.config)) {

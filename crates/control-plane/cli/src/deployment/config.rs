@@ -131,8 +131,11 @@ impl DeploymentConfig {
 
     /// Refuses settings that are not possible beside several bases.
     fn check_bases(&self) -> Result<(), DeploymentConfigError> {
-        let mut adapters: Vec<&String> =
-            self.adapters.keys().chain(self.base.iter().flat_map(|base| base.adapters.keys())).collect();
+        let mut adapters: Vec<&String> = self
+            .adapters
+            .keys()
+            .chain(self.base.iter().flat_map(|base| base.layer.adapters.keys()))
+            .collect();
         adapters.sort();
         if let Some(twice) = adapters.windows(2).find(|pair| pair[0] == pair[1]) {
             let conflict = format!("two bases have an adapter called `{}`; rename one", twice[0]);
@@ -279,7 +282,14 @@ impl DeploymentConfig {
             let named = |member: DeployedExecutor| member.of_base(base.as_deref());
             config.members_of_base().into_iter().map(named).collect::<Vec<_>>()
         };
-        self.bases().into_iter().flat_map(of_base).collect()
+        let mut members: Vec<_> = self.bases().into_iter().flat_map(of_base).collect();
+        // Several executors of one base get equal parts of the host's memory by default. The parts of several
+        // bases follow from their needs.
+        let part = if self.base.is_empty() { even_part(members.len()) } else { None };
+        for memory in members.iter_mut().map(|member| &mut member.config.memory) {
+            memory.process = memory.process.or(part);
+        }
+        members
     }
 
     fn members_of_base(&self) -> Vec<DeployedExecutor> {
@@ -288,13 +298,12 @@ impl DeploymentConfig {
         }
         let here: Vec<&ExecutorEntry> =
             self.executor.each.iter().filter(|entry| entry.address.is_none()).collect();
-        let member = |index, entry: &ExecutorEntry| {
-            let mut config = self.of(index, entry);
-            // Several executors of one host get equal parts of its memory by default.
-            config.memory.process = config.memory.process.or_else(|| even_part(here.len()));
-            DeployedExecutor { name: Some(entry.name.clone()), base: None, config }
+        let member = |(index, entry): (usize, &&ExecutorEntry)| DeployedExecutor {
+            name: Some(entry.name.clone()),
+            base: None,
+            config: self.of(index, entry),
         };
-        here.iter().enumerate().map(|(index, entry)| member(index, entry)).collect()
+        here.iter().enumerate().map(member).collect()
     }
 
     /// Returns names and addresses of executors on other hosts, which this deployment drives.
@@ -305,18 +314,10 @@ impl DeploymentConfig {
     /// Returns the deployment of one of several bases. Only the first base has a layer service, and so
     /// training.
     fn of_base(&self, index: usize, base: &BaseEntry) -> Self {
-        let mut config = Self { base: Vec::new(), ..self.clone() };
-        let served_name = base.model.served_name.clone().or_else(|| Some(base.name.clone()));
-        config.model = ModelSection { served_name, ..base.model.clone().or(self.model.clone()) };
-        let common = base.executor.common.clone().or(self.executor.common.clone());
-        config.executor = Executors { common, each: base.executor.each.clone() };
-        config.memory = base.memory.clone().or(self.memory.clone());
-        config.speculation = base.speculation.clone().or(self.speculation.clone());
-        config.workers = base.workers.clone().or(self.workers.clone());
-        config.lab = base.lab.clone().or(self.lab.clone());
-        config.gateway = base.gateway.clone().or(self.gateway.clone());
-        config.adapters = base.adapters.clone();
-        if base.memory.directory.is_none() {
+        let common = Self { base: Vec::new(), adapters: BTreeMap::new(), ..self.clone() };
+        let mut config = base.layer.clone().or(common);
+        config.model.served_name = config.model.served_name.or_else(|| Some(base.name.clone()));
+        if base.layer.memory.directory.is_none() {
             config.memory.directory =
                 self.memory.directory.as_ref().map(|directory| directory.join(&base.name));
         }
@@ -420,17 +421,16 @@ impl DeploymentConfig {
             &mut layers.key_file,
         ];
         let adapters = self.adapters.values_mut();
-        let of_bases = self.base.iter_mut().flat_map(BaseEntry::paths);
-        for path in paths.into_iter().flatten().chain(adapters).chain(self.executor.paths()).chain(of_bases) {
+        for path in paths.into_iter().flatten().chain(adapters).chain(self.executor.paths()) {
             *path = base.join(&*path);
         }
-        // A model may have the name of a model, so it is resolved as a path only if the file exists.
-        let models = self.base.iter_mut().map(|base| &mut base.model).chain([&mut self.model]);
-        for name in models.filter_map(|model| model.name.as_mut()) {
-            if base.join(&*name).exists() {
-                *name = base.join(&*name).to_string_lossy().into_owned();
-            }
+        // `model.name` may be a name of a model, so it is resolved as a path only if the file exists.
+        if let Some(name) = &mut self.model.name
+            && base.join(&*name).exists()
+        {
+            *name = base.join(&*name).to_string_lossy().into_owned();
         }
+        self.base.iter_mut().for_each(|entry| entry.layer.resolve_paths(base));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Binds the registry of one of several bases to the hash of the base model, so that adapters never serve with
-//! another model that was put in its place.
+//! Binds the registry of one of several bases to the hash of the base model. Adapters never serve with
+//! another model in the place of their base.
 
 use std::{fs, io, path::Path, sync::Arc};
 

@@ -8,7 +8,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use settings::{ByteCount, DeviceChoice, ProcessKind};
 
-use super::host_ledger::HostLedger;
 use crate::{
     commands::check,
     deployment::{
@@ -165,14 +164,6 @@ pub(super) fn run(
 /// Compares what all executors of `config` on this host take with the memory that is free now; `None` without
 /// executors.
 pub(super) fn memory(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
-    match HostLedger::of(config, home) {
-        Ok(None) => free_memory_of(config, home),
-        Ok(Some(ledger)) => Some(ledger.finding()),
-        Err(error) => Some(Finding::error("bases", &error)),
-    }
-}
-
-fn free_memory_of(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
     let host = |member| figures(&member, None, home).map(|(_, capacity)| capacity.host);
     match config.members().into_iter().map(host).collect::<Result<Vec<_>, _>>() {
         Ok(hosts) => free_memory(&hosts),

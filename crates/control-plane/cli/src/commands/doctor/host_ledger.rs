@@ -33,7 +33,7 @@ pub(crate) struct LedgerBase {
     pub(crate) bytes: u64,
     /// Number of the base's executors.
     pub(crate) executors: u64,
-    /// Whether the base sleeps when nobody uses it.
+    /// Whether the base has a time without requests after which the base sleeps.
     pub(crate) sleeps: bool,
     /// Whether the executors run at the start.
     pub(crate) is_awake: bool,

@@ -30,7 +30,7 @@ pub(crate) struct SupervisedProcess {
     pub(crate) state: ProcessState,
     pub(crate) deaths: RestartCounter,
     pub(crate) experience: ReadyHistory,
-    /// What the gateway wants of the process's base.
+    /// Whether the gateway wants the process's base to be awake.
     pub(crate) wish: BaseWish,
     /// Reason for which the supervisor killed the process.
     killed_for: Option<String>,

@@ -1,14 +1,12 @@
 //! Parser of `[[base]]`: several base models of one deployment, each with its own executors.
 
-use std::{collections::BTreeMap, path::PathBuf};
-
 use serde::{Deserialize, Deserializer, de};
-use settings::{
-    ExecutorSection, GatewaySection, LabSection, MAX_BASES, MAX_PROCESS_NAME_BYTES, MemorySection,
-    ModelSection, SpeculationSection, WorkersSection, is_process_name,
-};
+use settings::{ExecutorSection, MAX_BASES, MAX_PROCESS_NAME_BYTES, is_process_name};
 
-use super::executors::{Executors, section};
+use super::{
+    DeploymentConfig,
+    executors::{Executors, section},
+};
 
 /// Fields of `[gateway]` that a base may have.
 const OF_GATEWAY: [&str; 4] =
@@ -16,30 +14,13 @@ const OF_GATEWAY: [&str; 4] =
 /// Fields of `[model]` that a base may have beside `name`, which is `model` here.
 const OF_MODEL: [&str; 4] = ["served_name", "context_length", "resident_weight_bytes", "sleep_after_s"];
 
-/// One base. Its fields override those of the common sections.
-#[derive(Debug, Clone, Default, PartialEq)]
+/// One base of several.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct BaseEntry {
     /// Unique name of the base in administration, and of its processes.
     pub(crate) name: String,
-    pub(crate) model: ModelSection,
-    /// Fields of `[executor]`, and the entries `[[base.executor]]`.
-    pub(crate) executor: Executors,
-    pub(crate) memory: MemorySection,
-    pub(crate) speculation: SpeculationSection,
-    pub(crate) workers: WorkersSection,
-    pub(crate) lab: LabSection,
-    /// Parsers and scoring of the model's output.
-    pub(crate) gateway: GatewaySection,
-    /// Directories by adapter name.
-    pub(crate) adapters: BTreeMap<String, PathBuf>,
-}
-
-impl BaseEntry {
-    /// Returns the paths that may be relative to the deployment file.
-    pub(crate) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
-        let own = [&mut self.memory.directory, &mut self.gateway.score_template];
-        own.into_iter().flatten().chain(self.adapters.values_mut()).chain(self.executor.paths())
-    }
+    /// Settings of the base, which override the common sections.
+    pub(crate) layer: DeploymentConfig,
 }
 
 impl<'de> Deserialize<'de> for BaseEntry {
@@ -73,8 +54,7 @@ impl BaseEntry {
             return Err(de::Error::custom(why));
         }
         let common = ExecutorSection::deserialize(table)?.or(each.common);
-        Ok(Self {
-            name,
+        let layer = DeploymentConfig {
             model: model.try_into()?,
             executor: Executors { common, each: each.each },
             memory,
@@ -83,7 +63,9 @@ impl BaseEntry {
             lab,
             gateway: gateway.try_into()?,
             adapters,
-        })
+            ..DeploymentConfig::default()
+        };
+        Ok(Self { name, layer })
     }
 }
 
@@ -99,7 +81,8 @@ pub(super) fn bases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ba
         return Err(de::Error::custom(format!("the file has more than {MAX_BASES} bases")));
     }
     for (index, base) in bases.iter().enumerate() {
-        let served = |base: &BaseEntry| base.model.served_name.clone().unwrap_or_else(|| base.name.clone());
+        let served =
+            |base: &BaseEntry| base.layer.model.served_name.clone().unwrap_or_else(|| base.name.clone());
         let is_same = |other: &BaseEntry| other.name == base.name || served(other) == served(base);
         if bases[..index].iter().any(is_same) {
             let name = &base.name;
