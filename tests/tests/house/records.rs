@@ -14,10 +14,7 @@ const MAX_SHARED_FIELDS: usize = 7;
 const TWINS: &[&str] = &[
     // A message, and its receiver's copy.
     "GatewayReport HostReport",
-    // A builder and its product, or a configuration and its command line.
-    "App AppBuilder",
-    "App GatewayConfig",
-    "AppBuilder GatewayConfig",
+    // A configuration and its command line.
     "Args GatewayConfig",
     // The options of a training job, the plan with all defaults, which checkpoints hold, and its report.
     "JobPlan TrainingPlan",

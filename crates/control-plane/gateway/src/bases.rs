@@ -3,7 +3,7 @@
 //! A gateway has one [`App`] for each base, in the order of the settings. The names of bases and of their
 //! adapters are one namespace: a request names a base, an adapter, or both as `base:adapter`.
 //!
-//! A base that nobody uses for its time falls asleep. A request for a sleeping base wakes it. If the memory
+//! A base without requests falls asleep after its time. A request for a sleeping base wakes it. If the memory
 //! of the host is too small for all bases, a wake lets the base that was idle for the longest time fall
 //! asleep first.
 
