@@ -231,8 +231,7 @@ impl HeadGradient<'_> {
                 if let Some(cap) = self.attended.limits.cap {
                     cap_scores::<S>(weights, &mut room.slopes, cap);
                 }
-                let sink = self.attended.sinks.get(head).copied();
-                soften::<S>(weights, scores, (along, sink), visible);
+                soften::<S>(weights, scores, (along, self.sink(head)), visible);
                 scores.iter_mut().zip(&room.slopes).for_each(|(g, slope)| *g *= slope);
             }
             let to_queries = self.to.0.add(self.column(first, head * width));
@@ -265,6 +264,11 @@ impl HeadGradient<'_> {
             of_keys(scores, queries, width, to_keys).run::<S>();
             of_keys(weights, g, g_stride, to_values).run::<S>();
         }
+    }
+
+    /// Returns the attention sink of a query head.
+    fn sink(&self, head: usize) -> Option<f32> {
+        self.attended.sinks.get(head).copied()
     }
 
     /// Returns the keys that a row of a tile sees, relative to the tile's first key.

@@ -9,8 +9,8 @@
 //!
 //! - `gbnf`: conversion of llama.cpp's grammar format. `lark`: schemas within a Lark grammar. `schema`:
 //!   rewrites of a JSON schema for the library.
-//! - `reasoning`: reasoning content before an answer. `harmony`: the same in the messages of gpt-oss.
-//!   `matcher`: state of one answer. `digits`: bounds on the length of numbers.
+//! - `reasoning`: reasoning content before an answer. `harmony`: the same in the messages of gpt-oss. `tag`:
+//!   what delimits it. `matcher`: state of one answer. `digits`: bounds on the length of numbers.
 //! - `tokens`: the vocabulary in the library's form.
 //!
 //! # Principles
@@ -27,6 +27,7 @@ mod lark;
 mod matcher;
 mod reasoning;
 mod schema;
+mod tag;
 mod tokens;
 
 use std::sync::Arc;
@@ -48,8 +49,9 @@ pub use self::{
     harmony::HarmonyTags,
     lark::lark_source,
     matcher::{MatchError, Matcher, TokenSet},
-    reasoning::{ReasoningPrefix, Tag},
+    reasoning::ReasoningPrefix,
     schema::{Enforcement, Warning, lark_json},
+    tag::Tag,
     tokens::{TokenBytes, Tokens},
 };
 use crate::tokenizer::Tokenizer;

@@ -8,7 +8,8 @@
 //! d_e = g · W_down,e      gradient at m_e: w_e d_e        gradient at w_e: d_e · m_e, or g · down_e(m_e)
 //! ```
 //!
-//! so an expert's output is needed only if the layer has a bias. A row's gradient sums experts by number, then the router's share.
+//! so an expert's output is needed only if the layer has a bias. A row's gradient sums experts by number,
+//! then the router's share.
 
 use kernels::{
     Activations, LinearPart, SumFrom, backward::elementwise::gate_mul_gradient, elementwise::gate_mul,

@@ -62,7 +62,7 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
     // agree to 1e-3.
     let tolerance = |name: &str| match name {
         _ if ["gptq", "awq"].iter().any(|part| name.contains(part)) => 0.3,
-        // Its gates are steep, so that some exceed their limit.
+        // Gates of this model are steep: some exceed their limit.
         _ if name.contains("mxfp4") => 1.0,
         _ if name.contains("bf16") => 0.15,
         _ => 1e-3,

@@ -7,7 +7,7 @@
 //! The prompt ends with `<|start|>assistant`. `<|return|>` and `<|call|>` end an answer, so no grammar names
 //! them.
 
-use super::{lark_string, reasoning::Tag};
+use super::{lark_string, tag::Tag};
 
 /// Special tokens of the format that a grammar names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct HarmonyTags {
 }
 
 impl HarmonyTags {
-    /// Begins a message.
+    /// Name of the tag that begins a message.
     pub const START: &str = "<|start|>";
     /// Ends a message that another one follows.
     pub const END: &str = "<|end|>";

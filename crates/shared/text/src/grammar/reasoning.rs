@@ -1,22 +1,6 @@
 //! Reasoning content before a constrained answer: free text up to the closing tag.
 
-use super::{harmony::HarmonyTags, lark_string};
-
-/// Tag that delimits reasoning content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tag {
-    /// Text of the tag.
-    pub name: &'static str,
-    /// Id of the tag's token, if the tag is a special token.
-    pub token: Option<u32>,
-}
-
-impl Tag {
-    /// Returns the Lark expression of the tag.
-    pub(super) fn lark(self) -> String {
-        self.token.map_or_else(|| lark_string(self.name), |token| format!("<[{token}]>"))
-    }
-}
+use super::{harmony::HarmonyTags, lark_string, tag::Tag};
 
 /// Reasoning content that precedes an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

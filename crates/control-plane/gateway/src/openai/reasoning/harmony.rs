@@ -93,7 +93,7 @@ impl HarmonyScanner {
         let mut told = ReasoningSplit::default();
         let held = std::mem::take(&mut self.held);
         if self.state != HarmonyState::Header {
-            held.chars().for_each(|c| self.say(c, &mut told));
+            held.chars().for_each(|c| self.emit(c, &mut told));
         }
         told
     }
@@ -108,7 +108,7 @@ impl HarmonyScanner {
         }
         while !ENDS.iter().any(|end| end.starts_with(&self.held)) {
             let c = self.held.remove(0);
-            self.say(c, told);
+            self.emit(c, told);
         }
     }
 
@@ -120,7 +120,7 @@ impl HarmonyScanner {
         }
         if !is_header(&self.held) || self.held.len() > MAX_HEADER_BYTES {
             self.enter(HarmonyState::Answer);
-            std::mem::take(&mut self.held).chars().for_each(|c| self.say(c, told));
+            std::mem::take(&mut self.held).chars().for_each(|c| self.emit(c, told));
         }
     }
 
@@ -162,7 +162,7 @@ impl HarmonyScanner {
     }
 
     /// Adds a character to the text of the current message.
-    fn say(&mut self, c: char, told: &mut ReasoningSplit) {
+    fn emit(&mut self, c: char, told: &mut ReasoningSplit) {
         let (to, has_text) = match self.state {
             HarmonyState::Thought => (&mut told.thought, &mut self.has_thought),
             HarmonyState::Answer => (&mut told.answer, &mut self.has_answer),
