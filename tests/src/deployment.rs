@@ -175,6 +175,9 @@ impl Deployment {
 
     /// Sends SIGTERM and waits for the end; no process may be left.
     pub fn stop(mut self) -> ExitStatus {
+        for &process in &self.needed {
+            assert!(self.process(process).is_some(), "{process:?} runs");
+        }
         let status = self.end(Signal::TERM);
         let sockets = fs::read_dir(self.place.state().join("run")).map_or(0, Iterator::count);
         assert_eq!(sockets, 0, "run directories are left behind");
@@ -189,9 +192,6 @@ impl Deployment {
 
     fn end(&mut self, how: Signal) -> ExitStatus {
         let children = proc::children(self.id());
-        for &process in &self.needed {
-            assert!(self.process(process).is_some(), "{process:?} runs");
-        }
         signal(self.id(), how);
         let started = Instant::now();
         let mut status = None;

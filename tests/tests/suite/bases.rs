@@ -5,6 +5,7 @@ use std::{fs, path::PathBuf, sync::Arc, thread};
 
 use e2e_tests::{
     BASE, Client, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess,
+    chaos::FailpointDirectory,
     eventually,
     fixtures::{another_model, example, model, prompt},
     signal, watched,
@@ -40,7 +41,13 @@ fn small(plan: DeploymentPlan) -> DeploymentPlan {
 }
 
 fn start(settings: &str) -> Deployment {
-    let deployment = small(DeploymentPlan::bare().bases(&bases(), settings)).restless().start();
+    start_mortal(settings, &FailpointDirectory::new())
+}
+
+/// Starts a deployment whose processes die at the failpoints that `places` arms.
+fn start_mortal(settings: &str, places: &FailpointDirectory) -> Deployment {
+    let plan = small(DeploymentPlan::bare().bases(&bases(), settings)).restless();
+    let deployment = plan.mortal(places).start();
     eventually("both serve", || states(&deployment.client) == ["ready", "ready"]);
     deployment
 }
@@ -120,8 +127,8 @@ fn two_bases_answer_as_each_does_alone_and_the_death_of_one_does_not_reach_the_o
 #[test]
 fn a_base_sleeps_and_wakes_to_the_same_tokens_although_processes_die() {
     watched(|| {
-        let alone = alone();
-        let deployment = Arc::new(start(""));
+        let (alone, places) = (alone(), FailpointDirectory::new());
+        let deployment = Arc::new(start_mortal("", &places));
         let client = &deployment.client;
         answers_as(client, &alone);
         sleep(&deployment, SECOND);
@@ -147,6 +154,16 @@ fn a_base_sleeps_and_wakes_to_the_same_tokens_although_processes_die() {
         eventually("the gateway is back", || states(client) == ["ready", "asleep"]);
         assert_eq!(executor_of(&deployment, SECOND), None);
         assert_eq!(client.ask(&ask(SECOND, 1)).answer, alone[1][1]);
+
+        // The gateway dies when the base has just fallen asleep.
+        places.arm("gateway.base_fell_asleep", "kill");
+        client.try_post("/v1/bases/second/sleep", &json!({})).unwrap_err();
+        assert!(places.has_fired("gateway.base_fell_asleep"));
+        eventually("the gateway is back", || {
+            let states = states(client);
+            states.first().is_some_and(|first| first == "ready") && ["asleep", "ready"].contains(&&*states[1])
+        });
+        assert_eq!(client.ask(&ask(SECOND, 2)).answer, alone[1][2]);
         let deployment = Arc::into_inner(deployment).expect("no thread is left");
         assert!(deployment.stop().success());
     });

@@ -80,8 +80,10 @@ fn places() -> Vec<FailpointTarget> {
         [base_executor::FAILPOINTS, lora_worker::FAILPOINTS].map(|table| table.iter().copied());
     let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
     let meant = env::var("HOLOBIONT_PLACES").unwrap_or_default();
-    // The tests of jobs and batches cover these.
-    let elsewhere = [&ON_DEMAND[..], gateway::training::FAILPOINTS, gateway::batches::FAILPOINTS].concat();
+    // The tests of bases, batches and jobs cover these.
+    let of_others =
+        [gateway::bases::FAILPOINTS, gateway::batches::FAILPOINTS, gateway::training::FAILPOINTS].concat();
+    let elsewhere = [&ON_DEMAND[..], &of_others].concat();
     let here =
         |place: &&str| !place.ends_with("_fails") && !elsewhere.contains(place) && place.contains(&meant);
     all.filter(here).map(target).collect()

@@ -27,6 +27,9 @@ use crate::{
     tenant_slots::TenantSlots,
 };
 
+/// Failpoints of sleeping bases (crate `failpoint`).
+pub const FAILPOINTS: &[&str] = &["gateway.base_fell_asleep"];
+
 /// How often the idle times of all bases are compared with their settings.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// How often a request that waits for memory of the host looks again.

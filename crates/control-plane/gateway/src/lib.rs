@@ -125,7 +125,6 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
     "gateway.ready",
     "gateway.drain_begun",
     "gateway.drain_cut",
-    "gateway.base_fell_asleep",
 ];
 
 /// Returns the names of all failpoints of this process.
@@ -135,6 +134,7 @@ pub fn failpoints() -> Vec<&'static str> {
         FRONT_DOOR_FAILPOINTS,
         adapters::FAILPOINTS,
         training::FAILPOINTS,
+        bases::FAILPOINTS,
         batches::FAILPOINTS,
         openai::sse::FAILPOINTS,
     ]

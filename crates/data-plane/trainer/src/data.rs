@@ -267,7 +267,7 @@ fn each_line<'a>(
     Ok((kind.ok_or(DataError::Empty)?, hash))
 }
 
-/// What has been read of the files so far.
+/// Reader of the lines of several files, which counts them and collects their faults.
 struct LineReading<'a, T> {
     limits: &'a DataLimits,
     take: T,

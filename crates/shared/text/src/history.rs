@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::{
-    chat::ChatError,
+    chat_error::ChatError,
     chat_template::{GenerationPrompt, RenderTemplate, TemplateError},
 };
 

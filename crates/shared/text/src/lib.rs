@@ -5,7 +5,8 @@
 //! - [`tokenizer`]: text to token ids and back. [`detokenize`]: ids to text, one token at a time.
 //!   `utf8_buffer`: complete characters in a stream of bytes.
 //! - [`chat_template`]: a conversation in the model's training format. [`chat`]: a conversation as tokens
-//!   with user text quoted, and the position of an answer.
+//!   with user text quoted, and the position of an answer; `chat_error`: why that fails. [`history`]: adapts
+//!   conversations that a template cannot render.
 //! - [`pair_template`]: the prompt of a query and a document for a reranker.
 //! - [`adapter_text`]: the text files beside an adapter: a chat template, and a tokenizer that may differ.
 //! - [`stop`]: stop strings in streamed text.
@@ -21,6 +22,7 @@
 
 pub mod adapter_text;
 pub mod chat;
+mod chat_error;
 pub mod chat_template;
 pub mod detokenize;
 pub mod grammar;

@@ -72,13 +72,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let about_data = AboutData::of(&data, rented.text.tokenizer(), arguments.dry_run);
     let origin_data = hashes(&data, validation.as_ref());
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
-    if course.learned().is_empty() {
-        return Err(TunerError::Usage("no examples are left for training; lower --held-out".to_owned()));
-    }
-    if plan.keep_best && course.held_out().is_empty() {
-        let problem = "--keep-best compares held-out losses, and no examples are held out; add --validation";
-        return Err(TunerError::Usage(problem.to_owned()));
-    }
+    check_split(&course, &plan)?;
     let draft = draft(&plan, &course, &rented)?;
     let (_, steps) = course.batches(&plan);
     plan.warmup_steps = arguments.warmup(steps);
@@ -178,6 +172,18 @@ fn read(paths: &[PathBuf], rented: &ConnectedBase, plan: &JobPlan) -> Result<Dat
     Ok(read?)
 }
 
+/// Fails if no examples are left to learn, or none to compare adapters by.
+fn check_split(course: &DatasetSplit, plan: &JobPlan) -> Result<(), TunerError> {
+    let problem = if course.learned().is_empty() {
+        "no examples are left for training; lower --held-out"
+    } else if plan.keep_best && course.held_out().is_empty() {
+        "--keep-best compares held-out losses, and no examples are held out; add --validation"
+    } else {
+        return Ok(());
+    };
+    Err(TunerError::Usage(problem.to_owned()))
+}
+
 fn hashes(data: &Dataset, validation: Option<&Dataset>) -> String {
     let of = |data: &Dataset| data.hash.to_hex().to_string();
     validation.map_or_else(|| of(data), |validation| format!("{} {}", of(data), of(validation)))
@@ -224,7 +230,7 @@ struct Sizes {
     resumed_step: Option<u64>,
 }
 
-/// What the plan event tells about the data.
+/// Facts about the data for the plan event.
 struct AboutData {
     kind: DataKind,
     unread_fields: Vec<String>,

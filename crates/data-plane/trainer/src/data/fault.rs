@@ -174,7 +174,7 @@ pub enum LineFault {
     InnerJson {
         /// Path of the field in the line.
         field: String,
-        /// What the JSON must hold.
+        /// Name of the allowed type.
         expected: &'static str,
         error: String,
     },

@@ -2,7 +2,8 @@
 
 use std::io::{self, BufRead, Read};
 
-/// Reads an array item by item. Only brackets and quotes are looked at: whoever reads the lines judges them.
+/// Reads an array item by item. The reader looks at brackets and quotes only, and leaves faults to the parser
+/// of the lines.
 pub(super) struct JsonArray<R> {
     text: R,
     /// Number of open brackets; the array's own is the first.

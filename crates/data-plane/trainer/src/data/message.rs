@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{
     fault::LineFault,
     fields::{LineFields, text, wrong},
-    tool_data,
+    tool_data::{self, ShownField},
 };
 
 /// Maximum number of messages in a conversation, as in the gateway.
@@ -19,7 +19,7 @@ const REFUSED: [&str; 6] = ["audio", "audios", "images", "videos", "training_det
 /// Names of reasoning content in data of several publishers.
 const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-/// Names of the flag that says whether a message is learned: OpenAI's, Axolotl's, and those of other trainers.
+/// Names of the flag that masks a message, in the data of OpenAI, Axolotl and other trainers.
 const LEARNED: [&str; 5] = ["weight", "train", "training", "loss", "loss_mask"];
 
 const ROLES: [(&str, MessageRole); 6] = [
@@ -76,10 +76,12 @@ impl SampleMessage {
         Self::new(MessageRole::User, content)
     }
 
-    /// Adds the field `name` of the template, whose value is at `path` in the line.
-    pub(super) fn show(&mut self, name: &'static str, value: Value, path: String) {
-        self.shown.insert(name.to_owned(), value);
-        self.paths.insert(name, path);
+    /// Adds the field `name` of the template, if the line has it.
+    pub(super) fn show(&mut self, name: &'static str, field: Option<ShownField>) {
+        if let Some((value, path)) = field {
+            self.shown.insert(name.to_owned(), value);
+            self.paths.insert(name, path);
+        }
     }
 
     /// Returns the message in the form that templates take.
@@ -139,13 +141,15 @@ pub(super) fn message(
     let mut message = SampleMessage::new(role, String::new());
     if role == MessageRole::Assistant {
         reasoning(fields, &mut message)?;
-        tool_data::read_calls(fields, called, &mut message)?;
+        message.show("tool_calls", tool_data::read_calls(fields, called)?);
     } else {
         fields.refuse(&REASONING)?;
         fields.refuse(&["tool_calls", "function_call"])?;
     }
     if role == MessageRole::Tool {
-        tool_data::read_answered_call(fields, called, &mut message)?;
+        let [id, name] = tool_data::read_answered_call(fields, called)?;
+        message.show("tool_call_id", id);
+        message.show("name", name);
     }
     message.content = match fields.take("content") {
         Some(content) => content_text(fields, content)?,
@@ -163,7 +167,7 @@ fn reasoning(fields: &mut LineFields, message: &mut SampleMessage) -> Result<(),
         if message.paths.contains_key("reasoning_content") {
             return Err(LineFault::Twice { field: path, other: message.paths["reasoning_content"].clone() });
         }
-        message.show("reasoning_content", text.into(), path);
+        message.show("reasoning_content", Some((text.into(), path)));
     }
     Ok(())
 }

@@ -257,7 +257,7 @@ fn said(fields: &mut LineFields) -> Result<SampleMessage, LineFault> {
     let value = fields.required_text("value")?;
     let mut message = SampleMessage::new(role, String::new());
     if calls {
-        tool_data::read_call_text(fields, value, &mut message)?;
+        message.show("tool_calls", Some(tool_data::read_call_text(fields, value)?));
     } else {
         message.content = value;
     }

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::{
     fault::LineFault,
     fields::{LineFields, wrong},
-    message::SampleMessage,
 };
 
 /// Maximum number of tools of a line and of calls in a message, as in the gateway.
@@ -42,12 +41,14 @@ fn definition(path: String, tool: Value) -> Result<Value, LineFault> {
     Ok(if tool.get("function").is_some() { tool } else { json!({ "type": "function", "function": tool }) })
 }
 
+/// A field that the template may show: its value, and its path in the line.
+pub(super) type ShownField = (Value, String);
+
 /// Reads the tool calls of an assistant's message, and adds them to `called`.
 pub(super) fn read_calls(
     fields: &mut LineFields,
     called: &mut BTreeMap<String, String>,
-    message: &mut SampleMessage,
-) -> Result<(), LineFault> {
+) -> Result<Option<ShownField>, LineFault> {
     let path = fields.path("tool_calls");
     let calls = match fields.take("tool_calls") {
         Some(Value::Array(calls)) => calls,
@@ -63,14 +64,13 @@ pub(super) fn read_calls(
         read.push(read_call(&mut call, called)?);
     }
     if !read.is_empty() {
-        message.show("tool_calls", read.into(), path);
-    } else if let Some(call) = fields.take("function_call") {
-        // OpenAI's older form, which has one call and no id.
-        let path = fields.path("function_call");
-        let call = function(&mut fields.at(path.clone(), call)?)?;
-        message.show("tool_calls", json!([{ "type": "function", "function": call }]), path);
+        return Ok(Some((read.into(), path)));
     }
-    Ok(())
+    // OpenAI's older form, which has one call and no id.
+    let Some(call) = fields.take("function_call") else { return Ok(None) };
+    let path = fields.path("function_call");
+    let call = function(&mut fields.at(path.clone(), call)?)?;
+    Ok(Some((json!([{ "type": "function", "function": call }]), path)))
 }
 
 fn read_call(call: &mut LineFields, called: &mut BTreeMap<String, String>) -> Result<Value, LineFault> {
@@ -99,30 +99,19 @@ fn function(fields: &mut LineFields) -> Result<Value, LineFault> {
     Ok(json!({ "name": name, "arguments": arguments }))
 }
 
-/// Reads which call the message of a tool answers.
+/// Reads the call that the message of a tool answers: its id and the function's name, if known.
 pub(super) fn read_answered_call(
     fields: &mut LineFields,
     called: &BTreeMap<String, String>,
-    message: &mut SampleMessage,
-) -> Result<(), LineFault> {
+) -> Result<[Option<ShownField>; 2], LineFault> {
     let (id, name) = (fields.text("tool_call_id")?, fields.text("name")?);
     let name = name.or_else(|| called.get(id.as_deref()?).cloned());
     let (id_path, name_path) = (fields.path("tool_call_id"), fields.path("name"));
-    if let Some(id) = id {
-        message.show("tool_call_id", id.into(), id_path);
-    }
-    if let Some(name) = name {
-        message.show("name", name.into(), name_path);
-    }
-    Ok(())
+    Ok([id.map(|id| (id.into(), id_path)), name.map(|name| (name.into(), name_path))])
 }
 
 /// Reads the text of a ShareGPT message `function_call`: one call, or a list of calls, as JSON.
-pub(super) fn read_call_text(
-    fields: &LineFields,
-    written: String,
-    message: &mut SampleMessage,
-) -> Result<(), LineFault> {
+pub(super) fn read_call_text(fields: &LineFields, written: String) -> Result<ShownField, LineFault> {
     let path = fields.path("value");
     let calls = match parsed(&path, Value::String(written), "JSON of a call")? {
         Value::Array(calls) => calls,
@@ -136,8 +125,7 @@ pub(super) fn read_call_text(
         let call = function(&mut fields.at(path.clone(), call)?)?;
         read.push(json!({ "type": "function", "function": call }));
     }
-    message.show("tool_calls", read.into(), path);
-    Ok(())
+    Ok((read.into(), path))
 }
 
 /// Parses a value that data may hold as JSON text; an empty text stays.
