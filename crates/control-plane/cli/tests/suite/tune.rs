@@ -18,6 +18,7 @@ log() { echo "trainer $*" >>"$FAKE_LOG"; }
 log "started $$ $*"
 resumed= dry= step=0
 if [[ $1 == prompts ]]; then
+    [[ ${2-} != --data ]] || exec <"$3"
     # As many as there are lines; what is answered has a list of answers.
     while read -r line; do
         [[ $line != *'"answers"'* ]] || { echo '{"event":"answered"}'; exit 0; }
@@ -156,7 +157,7 @@ fn an_adapter_is_trained_served_and_told_of() {
     let start = &training.starts()[0];
     let (state, home) = (training.stage.home.path().join("state"), training.stage.home.path());
     assert!(start.contains(&format!(" run --executor {}/layers.sock", state.display())), "{start}");
-    assert!(start.contains(&format!(" --data {}/data.jsonl --output ", home.display())), "{start}");
+    assert!(start.contains(&format!(" --data {}/data.jsonl --method ", home.display())), "{start}");
     assert!(start.ends_with(" --method lora --rank 4"), "{start}");
     let record = training.record("new");
     let output = record["output"].as_str().unwrap();
