@@ -22,7 +22,10 @@ HERE = Path(__file__).parent / "datasets"
 # Rows with different fields, so that a table holds nulls: a tool call, reasoning content, a weight.
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}
 ROWS = [
-    {"messages": [{"role": "user", "content": "Hi \u65e5\u672c"}, {"role": "assistant", "content": "Yes\n\"no\""}]},
+    {
+        "messages": [{"role": "user", "content": "Hi \u65e5\u672c"}, {"role": "assistant", "content": "Yes\n\"no\""}],
+        "weight": 1.0,  # `from_list` makes columns of the first row's fields
+    },
     {
         "messages": [
             {"role": "user", "content": "2+2?"},

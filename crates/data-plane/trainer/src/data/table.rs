@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{self, BufReader, Read, Seek as _},
+    panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use arrow_array::RecordBatch;
@@ -16,15 +17,29 @@ const ROWS: usize = 64;
 /// First bytes of Arrow's file format; the library `datasets` writes the stream format, which has none.
 const ARROW_FILE: &[u8] = b"ARROW1";
 
+/// Runs `read`. The libraries of tables panic at some damaged files, which is an error like any other.
+fn unharmed<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let damaged = |_| io::Error::new(io::ErrorKind::InvalidData, "the table is damaged");
+    catch_unwind(AssertUnwindSafe(read)).map_err(damaged)?
+}
+
 /// Returns the rows of a Parquet file as lines.
 pub(super) fn parquet(file: File) -> io::Result<Box<dyn Read>> {
+    unharmed(|| parquet_lines(file))
+}
+
+/// Returns the rows of an Arrow file as lines.
+pub(super) fn arrow(file: File) -> io::Result<Box<dyn Read>> {
+    unharmed(|| arrow_lines(file))
+}
+
+fn parquet_lines(file: File) -> io::Result<Box<dyn Read>> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(io::Error::other)?;
     let batches = reader.with_batch_size(ROWS).build().map_err(io::Error::other)?;
     Ok(Box::new(TableLines::new(batches.map(|batch| batch.map_err(io::Error::other)))))
 }
 
-/// Returns the rows of an Arrow file as lines.
-pub(super) fn arrow(mut file: File) -> io::Result<Box<dyn Read>> {
+fn arrow_lines(mut file: File) -> io::Result<Box<dyn Read>> {
     let mut begin = [0; ARROW_FILE.len()];
     let is_file = file.read_exact(&mut begin).is_ok() && begin == ARROW_FILE;
     file.rewind()?;
@@ -74,7 +89,7 @@ impl<B: Iterator<Item = io::Result<RecordBatch>>> TableLines<B> {
 impl<B: Iterator<Item = io::Result<RecordBatch>>> Read for TableLines<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.read == self.lines.len() {
-            if !self.advance()? {
+            if !unharmed(|| self.advance())? {
                 return Ok(0);
             }
         }

@@ -6,7 +6,6 @@ use std::{
 };
 
 use crate::support::{AGENTS, CHATML, TemplateTokenizer};
-use proptest::prelude::*;
 use trainer::data::{self, DataError, DataItems, DataLimits, Dataset, Encoder, FilePrompts};
 
 fn golden(name: &str) -> PathBuf {
@@ -24,6 +23,7 @@ fn read(paths: &[PathBuf]) -> Result<Dataset, DataError> {
 
 #[test]
 fn every_format_reads_as_the_same_examples() {
+    let model = TemplateTokenizer::new(AGENTS);
     let expected = read(&[golden("conversations.jsonl")]).unwrap();
     assert!(expected.items.len() >= 72, "{}", expected.items.len());
     assert!(expected.unread.is_empty(), "{:?}", expected.unread);
@@ -41,7 +41,14 @@ fn every_format_reads_as_the_same_examples() {
     ];
     for place in places {
         let found = read(&[golden(place)]).unwrap_or_else(|error| panic!("{place}: {error}"));
-        assert!(found.items == expected.items, "{place}");
+        let (DataItems::Examples(found), DataItems::Examples(all)) = (&found.items, &expected.items) else {
+            panic!("examples")
+        };
+        for (found, wanted) in found.iter().zip(all) {
+            assert_eq!((found.line, model.shown(found)), (wanted.line, model.shown(wanted)), "{place}");
+            assert_eq!(found.weights, wanted.weights, "{place}");
+        }
+        assert_eq!(found.len(), all.len(), "{place}");
     }
     let several =
         read(&[golden("hub/data/train-00000-of-00002.parquet"), golden("saved/data-00001-of-00002.arrow")]);
@@ -120,24 +127,22 @@ fn prompts_are_those_of_all_files() {
 }
 
 #[test]
-fn a_damaged_table_is_an_error_and_nothing_worse() {
+fn a_table_that_ends_too_early_is_an_error_and_nothing_worse() {
     let folder = tempfile::tempdir().unwrap();
     let of = |name: &str| fs::read(golden(name)).unwrap();
-    let tables = [
+    let files = [
         ("x.parquet", of("snappy.parquet")),
         ("y.parquet", of("zstd.parquet")),
         ("x.arrow", of("file.arrow")),
         ("y.arrow", of("saved/data-00000-of-00002.arrow")),
         ("x.jsonl.gz", of("conversations.jsonl.gz")),
     ];
-    let config = ProptestConfig { cases: 300, ..ProptestConfig::default() };
-    proptest!(config, |(which in 0..tables.len(), at in any::<proptest::sample::Index>(), byte in any::<u8>(), cut in any::<bool>())| {
-        let (name, bytes) = &tables[which];
-        let mut bytes = bytes.clone();
-        let at = at.index(bytes.len());
-        if cut { bytes.truncate(at) } else { bytes[at] = byte }
+    for (name, bytes) in &files {
         let path = folder.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        let _ = read(&[path]);
-    });
+        for at in (0..bytes.len()).step_by(37) {
+            fs::write(&path, &bytes[..at]).unwrap();
+            // A stream of Arrow may end behind any of its batches.
+            assert!(read(std::slice::from_ref(&path)).is_err() || *name == "y.arrow", "{name} cut at {at}");
+        }
+    }
 }
