@@ -42,6 +42,9 @@ pub enum JobError<E: Error + 'static> {
     Tell(#[from] std::io::Error),
 }
 
+/// Mean loss per token of a draft on held-out answers, and how often it predicts correctly, by kind of text.
+type DraftScore = (Option<f64>, Vec<Correctness>);
+
 /// Receiver of a job's events, which may also stop the job.
 pub trait JobListener {
     /// Receives an event.
@@ -235,12 +238,12 @@ impl TrainingJob {
         Ok(loss)
     }
 
-    /// Returns a draft's mean loss per token, and how often it predicts correctly, by kind of text.
+    /// Measures a draft on held-out answers.
     fn judge_draft<B: BorrowedBase>(
         &self,
         held_out: &[DistillationSample],
         learning: &mut TrainState<B>,
-    ) -> Result<(Option<f64>, Vec<Correctness>), JobError<B::Error>> {
+    ) -> Result<DraftScore, JobError<B::Error>> {
         let shortlist = self.draft.as_ref().map_or(&[][..], |draft| &draft.shortlist);
         let met = learning.meet(&held_out.iter().collect::<Vec<_>>(), shortlist)?;
         let mut kinds: Vec<Correctness> = Vec::new();

@@ -56,6 +56,7 @@ pub(super) struct Conversation {
 }
 
 #[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one sample is held at a time")]
 pub(super) enum TrainingSample {
     /// Learns the assistant's messages, of which there is at least one.
     Conversation(Conversation),

@@ -27,13 +27,13 @@ pub(super) fn read_tools(line: &mut LineFields) -> Result<Option<Value>, LineFau
     if list.len() > MAX_TOOLS {
         return Err(LineFault::TooManyTools { field: path, limit: MAX_TOOLS });
     }
-    let tool = |(index, tool): (usize, Value)| definition(format!("{path}[{index}]"), tool);
+    let tool = |(index, tool): (usize, Value)| definition(&format!("{path}[{index}]"), tool);
     let list: Vec<Value> = list.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
     Ok((!list.is_empty()).then_some(list.into()))
 }
 
 /// Returns the definition of a tool in the form that templates take; a bare function is wrapped in it.
-fn definition(path: String, tool: Value) -> Result<Value, LineFault> {
+fn definition(path: &str, tool: Value) -> Result<Value, LineFault> {
     let function = tool.get("function").unwrap_or(&tool);
     if !function["name"].is_string() {
         return Err(LineFault::Missing { field: format!("{path}.function.name") });

@@ -11,8 +11,8 @@ fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 
-fn with(mut line: Value, fields: Value) -> Value {
-    line.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+fn with(mut line: Value, mut fields: Value) -> Value {
+    line.as_object_mut().unwrap().append(fields.as_object_mut().unwrap());
     line
 }
 

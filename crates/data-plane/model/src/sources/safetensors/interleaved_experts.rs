@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn codes_of_a_block_keep_their_inputs() {
-        let neighbours = std::array::from_fn(|at| (2 * at % 16) as u8 | ((2 * at + 1) % 16) as u8 * 16);
+        let neighbours = std::array::from_fn(|at| (2 * at % 16) as u8 | (((2 * at + 1) % 16) as u8 * 16));
         let moved = half_apart(&neighbours);
         for (at, byte) in moved.into_iter().enumerate() {
             assert_eq!(usize::from(byte & 15), at % 16);
