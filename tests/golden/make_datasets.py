@@ -3,8 +3,8 @@
 
     make_datasets.py
 
-The same conversations in each format that people keep data in: `hub/` as a data set lies on the hub, `saved/` as
-`save_to_disk` writes it, and single files. `conversations.jsonl` is what every format must read as.
+This script writes one set of conversations in each format of training data: `hub/` has the layout of a data set on the
+hub, `saved/` that of `save_to_disk`, and the single files have one format each. All must read as `conversations.jsonl`.
 """
 
 import gzip

@@ -498,7 +498,7 @@ def write_model(folder, config, dtype, shards, seed):
 def read_model(folder):
     """The folder's model as transformers reads it, computing in f32."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    # What transformers dequantizes has 16 bits at first.
+    # transformers dequantizes the experts to 16 bits first.
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain).float().eval()
 
 

@@ -33,6 +33,8 @@ const DEVICE_KIB: u64 = 2 << 10;
 const LINK_GBPS: f64 = 0.05;
 /// Failpoint that is reached only if requests wait for their adapters.
 const ON_DEMAND: [&str; 1] = ["executor.cold_waits"];
+/// Failpoint of fetches by URI, at which the gateway's own tests of crashes kill it.
+const OF_FETCHES: [&str; 1] = ["gateway.fetched_before_load"];
 /// Further failpoints on the path of an awaited adapter.
 const ON_THE_WAY: [&str; 5] = [
     "executor.cold_start",
@@ -83,7 +85,7 @@ fn places() -> Vec<FailpointTarget> {
     // The tests of bases, batches and jobs cover these.
     let of_others =
         [gateway::bases::FAILPOINTS, gateway::batches::FAILPOINTS, gateway::training::FAILPOINTS].concat();
-    let elsewhere = [&ON_DEMAND[..], &of_others].concat();
+    let elsewhere = [&ON_DEMAND[..], &OF_FETCHES, &of_others].concat();
     let here =
         |place: &&str| !place.ends_with("_fails") && !elsewhere.contains(place) && place.contains(&meant);
     all.filter(here).map(target).collect()

@@ -174,7 +174,7 @@ async fn a_thought_that_is_cut_off_is_all_there_is() {
     assert_eq!(response["output"][0]["type"], "reasoning");
 }
 
-/// What gpt-oss writes: reasoning content, then `said`.
+/// Chat template in the harmony format: the reasoning content of a message, then a call if there are tools.
 const HARMONY: &str = "<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>\
                        {% if tools %}<|channel|>commentary to=functions.{% endif %}";
 

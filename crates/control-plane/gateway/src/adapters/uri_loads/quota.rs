@@ -33,7 +33,7 @@ impl Registry {
             let generation = oldest.record.generation.to_string();
             let unload = self.unload(&oldest.record.name, Some(&generation));
             match tokio::time::timeout(PATIENCE, unload).await {
-                // Somebody else unloaded or replaced the adapter meanwhile.
+                // Another request unloaded or replaced the adapter after the list was made.
                 Ok(Ok(_) | Err(AdapterError::NotFound(_) | AdapterError::OtherGeneration { .. }))
                 | Err(_) => {}
                 Ok(Err(error)) => return Err(error.into()),
