@@ -5,6 +5,7 @@ Playwright brings its own driver but no browser: `apt install chromium`, or CHRO
 
 import base64
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -83,12 +84,16 @@ class Page:
 
     def text(self, selector):
         """What is to be read in the first element that matches."""
-        first = self.tab.query_selector(selector)
-        return first.inner_text() if first else ""
+        return self.eval(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
 
     def texts(self, selector):
         """What is to be read in every element that matches and is shown."""
-        return [node.inner_text().strip() for node in self.tab.query_selector_all(selector) if node.is_visible()]
+        # In one script: between two of them the page may draw its list anew, and elements of the old one are not shown.
+        return self.eval(
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            ".filter((node) => node.checkVisibility({ visibilityProperty: true }))"
+            ".map((node) => node.innerText.trim())"
+        )
 
     def names(self):
         """Role and accessible name of everything that assistive technology is shown."""
