@@ -92,7 +92,7 @@ const PREFIX_DEVIATION: f64 = 0.02;
 
 impl AdapterSpec {
     #[must_use]
-    pub fn method(&self) -> &'static str {
+    pub fn adapter_type(&self) -> &'static str {
         match self {
             Self::Lora { .. } => "lora",
             Self::Ia3 { .. } => "ia3",

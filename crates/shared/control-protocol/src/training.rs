@@ -108,8 +108,10 @@ pub struct TrainingPlan {
     pub steps: u64,
     /// Number of passes over the examples.
     pub epochs: u64,
-    /// Kind of adapter, such as `lora`.
+    /// Algorithm of the training, such as `dpo`.
     pub method: String,
+    /// Kind of adapter, such as `lora`.
+    pub adapter_type: String,
     /// Rank; only for LoRA.
     pub rank: Option<u64>,
     /// Scaling `lora_alpha`; only for LoRA.
@@ -248,9 +250,11 @@ mod tests {
         let step = r#"{"event":"step","step":1,"steps":9,"loss":2.31,"grad_norm":1.2,"learning_rate":1e-4,"tokens":512,"tokens_per_second":480.0,"seconds_left":120.0}"#;
         let TrainingEvent::Step(step) = parse(step) else { panic!() };
         assert_eq!((step.step, step.steps, step.seconds_left), (1, 9, Some(120.0)));
-        let plan = r#"{"event":"plan","examples":10,"method":"ia3","rank":null,"later":true}"#;
+        let plan =
+            r#"{"event":"plan","examples":10,"method":"sft","adapter_type":"ia3","rank":null,"later":true}"#;
         let TrainingEvent::Plan(plan) = parse(plan) else { panic!() };
-        assert_eq!((plan.examples, plan.rank, plan.method.as_str()), (10, None, "ia3"));
+        assert_eq!((plan.examples, plan.rank), (10, None));
+        assert_eq!((plan.method.as_str(), plan.adapter_type.as_str()), ("sft", "ia3"));
         let done = r#"{"event":"done","steps":9,"loss":1.5,"held_out_loss":null,"generation":"ab","output":"d","seconds":3.0}"#;
         assert!(matches!(parse(done), TrainingEvent::Done(RunResult { held_out_loss: None, .. })));
         for line in [r#"{"event":"coffee"}"#, r#"{"event":"step"}"#, "text", ""] {

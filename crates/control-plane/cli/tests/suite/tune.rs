@@ -54,7 +54,7 @@ case ${FAKE_TRAINER-train} in
         ;;
 esac
 [[ -z $resumed ]] || step=$(<"$checkpoints/step")
-echo "{\"event\":\"plan\",\"examples\":12,\"held_out\":2,\"tokens\":345,\"kind\":\"messages\",\"steps\":4,\"epochs\":1,\"method\":\"lora\",\
+echo "{\"event\":\"plan\",\"examples\":12,\"held_out\":2,\"tokens\":345,\"kind\":\"messages\",\"steps\":4,\"epochs\":1,\"method\":\"sft\",\"adapter_type\":\"lora\",\
 \"rank\":8,\"alpha\":16.0,\"targets\":[\"q_proj\",\"v_proj\"],\"learning_rate\":1e-4,\"schedule\":\"cosine\",\"warmup_steps\":1,\
 \"batch_size\":3,\"seed\":0,\"parameters\":6789,\"resumed_step\":${step/#0/null}}"
 [[ -z $dry ]] || exit 0
@@ -142,7 +142,7 @@ fn a_deployment_that_serves_no_layers_is_told_before_a_trainer_starts() {
 #[test]
 fn an_adapter_is_trained_served_and_told_of() {
     let training = TuneFixture::new();
-    let line = ["data.jsonl", "--name", "new", "--rank", "4", "--method", "lora", "--plot", "loss.svg"];
+    let line = ["data.jsonl", "--name", "new", "--rank", "4", "--adapter-type", "lora", "--plot", "loss.svg"];
     let ended = training.run(&line);
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     for part in ["12 examples, messages, 345 tokens", "rank 8, alpha 16, 6789 parameters in q_proj, v_proj"] {
@@ -157,8 +157,8 @@ fn an_adapter_is_trained_served_and_told_of() {
     let start = &training.starts()[0];
     let (state, home) = (training.stage.home.path().join("state"), training.stage.home.path());
     assert!(start.contains(&format!(" run --executor {}/layers.sock", state.display())), "{start}");
-    assert!(start.contains(&format!(" --data {}/data.jsonl --method ", home.display())), "{start}");
-    assert!(start.ends_with(" --method lora --rank 4"), "{start}");
+    assert!(start.contains(&format!(" --data {}/data.jsonl --adapter-type ", home.display())), "{start}");
+    assert!(start.ends_with(" --adapter-type lora --rank 4"), "{start}");
     let record = training.record("new");
     let output = record["output"].as_str().unwrap();
     assert!(output.starts_with(&format!("{}/tuned/new-", training.root.display())), "{output}");
@@ -168,7 +168,7 @@ fn an_adapter_is_trained_served_and_told_of() {
 
     assert!(training.run(&["ls"]).out.contains("4 of 4 (100 %)"));
     let shown = training.run(&["show", "new"]).out;
-    assert!(shown.contains("done") && shown.contains("--method lora --rank 4"), "{shown}");
+    assert!(shown.contains("done") && shown.contains("--adapter-type lora --rank 4"), "{shown}");
     let told = training.run(&["logs", "new"]).out;
     assert!(
         told.contains("step 2 of 4: loss 3.500") && told.contains("served: generation abcdef012345"),

@@ -11,7 +11,7 @@ use client::{
     },
     masking::Masking,
 };
-use control_protocol::training::spec::{AdapterMethod, JobPrecision, TrainingSpec};
+use control_protocol::training::spec::{AdapterType, JobPrecision, TrainingSpec};
 use model::shape::{config::ModelConfig, source::Target};
 use shmproto::layer::Path as SitePath;
 
@@ -88,30 +88,30 @@ impl RunArguments {
     /// Returns the kind and size of a new adapter.
     pub(super) fn shape(&self) -> Result<AdapterSpec, TunerError> {
         let &TrainingSpec { rank, alpha, rslora, virtual_tokens, .. } = &self.spec;
-        let method = self.spec.method.unwrap_or_default();
+        let kind = self.spec.adapter_type.unwrap_or_default();
         let unused = |flags: &[(&str, bool)]| match flags.iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => {
-                let method = method.to_possible_value().expect("no method is hidden");
-                let name = method.get_name();
-                Err(TunerError::Usage(format!("{flag} has no effect with --method {name}; remove it")))
+                let kind = kind.to_possible_value().expect("no kind is hidden");
+                let name = kind.get_name();
+                Err(TunerError::Usage(format!("{flag} has no effect with --adapter-type {name}; remove it")))
             }
             None => Ok(()),
         };
         let of_lora = [("--rank", rank.is_some()), ("--alpha", alpha.is_some()), ("--rslora", rslora)];
         let of_prefix = [("--virtual-tokens", virtual_tokens.is_some())];
-        match method {
-            AdapterMethod::Lora => {
+        match kind {
+            AdapterType::Lora => {
                 unused(&of_prefix)?;
                 let rank = rank.unwrap_or(16) as usize;
                 let alpha = alpha.unwrap_or(2.0 * rank as f64);
                 let targets = self.targets(&model::shape::layout::BLOCK_TARGETS)?;
                 Ok(AdapterSpec::Lora { rank, alpha, rslora, targets })
             }
-            AdapterMethod::Ia3 => {
+            AdapterType::Ia3 => {
                 unused(&[&of_lora[..], &of_prefix].concat())?;
                 Ok(AdapterSpec::Ia3 { targets: self.targets(&[Target::K, Target::V, Target::Down])? })
             }
-            AdapterMethod::Prefix => {
+            AdapterType::Prefix => {
                 unused(&[&of_lora[..], &[("--targets", self.spec.targets.is_some())]].concat())?;
                 Ok(AdapterSpec::Prefix { virtual_tokens: virtual_tokens.unwrap_or(16) as usize })
             }
@@ -201,7 +201,7 @@ impl RunArguments {
             return Ok(None);
         }
         if !matches!(shape, AdapterSpec::Lora { .. }) {
-            return Err(TunerError::Usage("--draft works only with --method lora".to_owned()));
+            return Err(TunerError::Usage("--draft works only with --adapter-type lora".to_owned()));
         }
         let (layers, all) = (self.blocks(config), config.layers);
         if layers == all {

@@ -16,7 +16,7 @@ use client::cli::{
     remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
-use control_protocol::training::{LearnedText, RunResult, TrainingEvent};
+use control_protocol::training::{LearnedText, RunResult, TrainingEvent, spec::TrainingMethod};
 use model::{
     adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
@@ -53,6 +53,7 @@ struct StartingAdapter {
 }
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
+    check_method(arguments)?;
     if arguments.output.exists() {
         let path = arguments.output.display();
         return Err(TunerError::Usage(format!("{path} exists already; choose another --output")));
@@ -69,6 +70,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let data = read(&arguments.data, &rented, &plan)?;
     let validation = arguments.spec.validation.as_ref().map(std::slice::from_ref);
     let validation = validation.map(|path| read(path, &rented, &plan)).transpose()?;
+    let method = method(arguments, &data, validation.as_ref())?;
     let about_data = AboutData::of(&data, rented.text.tokenizer(), arguments.dry_run);
     let origin_data = hashes(&data, validation.as_ref());
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
@@ -93,7 +95,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
         (learning.method, learning.state, learning.best) = (method, state, best);
     }
     let (parameters, vocabulary) = (learning.parameters(), config.vocab_size);
-    let sizes = Sizes { data: about_data, steps, parameters, resumed_step, vocabulary };
+    let sizes = Sizes { method, data: about_data, steps, parameters, resumed_step, vocabulary };
     print(&plan_event(&plan, &beginning.shape, &course, draft.as_ref(), &sizes))?;
     if arguments.dry_run {
         return Ok(ProgramExit::Exit(Exit::Ok));
@@ -184,6 +186,52 @@ fn check_split(course: &DatasetSplit, plan: &JobPlan) -> Result<(), TunerError> 
     Err(TunerError::Usage(problem.to_owned()))
 }
 
+/// Refuses the method that this command cannot carry out.
+fn check_method(arguments: &RunArguments) -> Result<(), TunerError> {
+    if arguments.spec.method == Some(TrainingMethod::Grpo) {
+        let problem = "grpo draws samples from a deployment: use holobiont tune --method grpo";
+        return Err(TunerError::Usage(problem.to_owned()));
+    }
+    Ok(())
+}
+
+/// Returns the name of the training's method, which the data decide.
+fn method(
+    arguments: &RunArguments,
+    data: &Dataset,
+    validation: Option<&Dataset>,
+) -> Result<&'static str, TunerError> {
+    let (kind, found) = (data.kind, data.kind.method());
+    if let Some(other) = validation.map(|data| data.kind).filter(|other| other.method() != found) {
+        let problem = format!("the data are {kind}, and --validation has {other}; use lines of one kind");
+        return Err(TunerError::Usage(problem));
+    }
+    match (arguments.spec.method, found) {
+        (None, found) => Ok(found.map_or("distillation", TrainingMethod::as_str)),
+        (Some(asked), Some(found)) if asked == found => Ok(found.as_str()),
+        (Some(asked), found) => {
+            let (name, needs) = (asked.as_str(), needed_data(asked));
+            let remedy = match found {
+                Some(found) => format!("use --method {}", found.as_str()),
+                None => "use --draft without --method".to_owned(),
+            };
+            Err(TunerError::Usage(format!(
+                "--method {name} needs {needs}, and the lines have {kind}; change the data, or {remedy}"
+            )))
+        }
+    }
+}
+
+/// Describes the data from which a method learns.
+fn needed_data(method: TrainingMethod) -> &'static str {
+    match method {
+        TrainingMethod::Sft => "answers to learn, such as 'messages' or 'prompt' and 'completion'",
+        TrainingMethod::Dpo => "preferences, lines with 'chosen' and 'rejected'",
+        TrainingMethod::Kto => "single ratings, lines with 'prompt', 'completion' and 'label'",
+        TrainingMethod::Grpo => "prompts",
+    }
+}
+
 fn hashes(data: &Dataset, validation: Option<&Dataset>) -> String {
     let of = |data: &Dataset| data.hash.to_hex().to_string();
     validation.map_or_else(|| of(data), |validation| format!("{} {}", of(data), of(validation)))
@@ -223,6 +271,7 @@ fn draft(
 
 /// Facts in the plan event that depend on data and checkpoint.
 struct Sizes {
+    method: &'static str,
     vocabulary: usize,
     data: AboutData,
     steps: u64,
@@ -300,7 +349,8 @@ fn plan_event(
         seed: plan.seed,
         parameters: sizes.parameters as u64,
         resumed_step: sizes.resumed_step,
-        method: shape.method().to_owned(),
+        method: sizes.method.to_owned(),
+        adapter_type: shape.adapter_type().to_owned(),
         draft: draft.map(of_draft),
         unread_fields: sizes.data.unread_fields.clone(),
         sample: sizes.data.sample.clone(),

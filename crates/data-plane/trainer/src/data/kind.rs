@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use control_protocol::training::spec::TrainingMethod;
 use serde_json::{Map, Value};
 
 /// Format of training data.
@@ -62,6 +63,16 @@ impl DataKind {
             Self::PromptCompletion => "prompts and completions",
             Self::Alpaca | Self::Question => "instructions",
             Self::Text => "text",
+        }
+    }
+
+    /// Returns the method that learns from lines of this kind; `None` for a draft's data.
+    #[must_use]
+    pub fn method(self) -> Option<TrainingMethod> {
+        match self {
+            Self::Preference | Self::OpenAiPreference => Some(TrainingMethod::Dpo),
+            Self::Answers => None,
+            _ => Some(TrainingMethod::Sft),
         }
     }
 

@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
+use clap::{
+    ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use serde::{Deserialize, Serialize};
 
 /// Kind of adapter to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum AdapterMethod {
+pub enum AdapterType {
     /// Low-rank deltas of linear layers
     #[default]
     Lora,
@@ -16,6 +19,33 @@ pub enum AdapterMethod {
     Ia3,
     /// Keys and values of virtual tokens before the first token
     Prefix,
+}
+
+/// Algorithm of a training, by the names of TRL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainingMethod {
+    /// Supervised fine-tuning: cross-entropy of the answers
+    Sft,
+    /// Direct preference optimization of pairs of answers
+    Dpo,
+    /// Kahneman-Tversky optimization of single rated answers
+    Kto,
+    /// Group relative policy optimization of answers that the model samples
+    Grpo,
+}
+
+impl TrainingMethod {
+    /// Returns the value of the option `--method`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sft => "sft",
+            Self::Dpo => "dpo",
+            Self::Kto => "kto",
+            Self::Grpo => "grpo",
+        }
+    }
 }
 
 /// Decay of the learning rate after the warm-up.
@@ -76,10 +106,10 @@ pub struct TrainingSpec {
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=50))]
     pub held_out: Option<u8>,
     /// Continues the training of this adapter, a directory in PEFT's format
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["method", "rank", "alpha", "rslora", "targets", "virtual_tokens"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["adapter_type", "rank", "alpha", "rslora", "targets", "virtual_tokens"])]
     pub from: Option<PathBuf>,
     /// Trains a draft adapter: the base's first blocks learn to predict a model's recorded answers
-    #[arg(long, conflicts_with_all = ["from", "validation"])]
+    #[arg(long, conflicts_with_all = ["from", "validation", "method"])]
     pub draft: bool,
     /// Number of blocks that the draft runs [default: a quarter of the base's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "draft")]
@@ -87,9 +117,12 @@ pub struct TrainingSpec {
     /// Number of tokens that the draft may predict; 0 for all [default: 8192]
     #[arg(long, value_name = "N", requires = "draft")]
     pub draft_shortlist: Option<u32>,
+    /// Algorithm of the training [default: dpo for preferences, kto for single ratings, else sft]
+    #[arg(long, value_parser = method())]
+    pub method: Option<TrainingMethod>,
     /// Kind of the adapter [default: lora]
     #[arg(long, value_enum)]
-    pub method: Option<AdapterMethod>,
+    pub adapter_type: Option<AdapterType>,
     /// Rank of LoRA [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub rank: Option<u32>,
@@ -159,6 +192,17 @@ pub struct TrainingSpec {
     /// Number format of the stored adapter [default: f32]
     #[arg(long, value_enum)]
     pub save_dtype: Option<SaveDtype>,
+}
+
+/// Returns a parser of methods. The option once had the values of `--adapter-type`, so its error names
+/// that option.
+fn method() -> impl TypedValueParser<Value = TrainingMethod> {
+    let methods = TrainingMethod::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let types = AdapterType::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    PossibleValuesParser::new(methods.chain(types.map(|value| value.hide(true)))).try_map(|word| {
+        TrainingMethod::from_str(&word, false)
+            .map_err(|_| format!("this is a kind of adapter; write --adapter-type {word}"))
+    })
 }
 
 /// Parses a finite number, because JSON cannot hold others.

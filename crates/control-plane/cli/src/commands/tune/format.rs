@@ -30,6 +30,7 @@ pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
                 counted(plan.epochs, "epoch")
             ),
         ),
+        ("method", printable(&plan.method)),
         ("adapter", adapter(plan)),
         (
             "learning rate",
@@ -75,7 +76,7 @@ pub(super) fn sample(ink: TextStyle, sample: &[LearnedText]) -> String {
 }
 
 fn adapter(plan: &TrainingPlan) -> String {
-    let mut parts = vec![printable(&plan.method)];
+    let mut parts = vec![printable(&plan.adapter_type)];
     parts.extend(plan.rank.map(|rank| format!("rank {rank}")));
     parts.extend(plan.alpha.map(|alpha| format!("alpha {alpha}")));
     parts.extend(plan.dropout.map(|share| format!("dropout {share}")));
@@ -101,7 +102,9 @@ pub(super) fn step(step: &StepReport, held_out_loss: Option<f64>) -> String {
 /// Formats an event as one line; `None` for events that are not shown.
 pub(super) fn event(event: &TrainingEvent) -> Option<String> {
     Some(match event {
-        TrainingEvent::Plan(plan) => format!("plan: {} steps, {}", plan.steps, adapter(plan)),
+        TrainingEvent::Plan(plan) => {
+            format!("plan: {}, {} steps, {}", printable(&plan.method), plan.steps, adapter(plan))
+        }
         TrainingEvent::Problem { file, line, message } => {
             let file = file.as_deref().map(|file| format!("{}, ", printable(file))).unwrap_or_default();
             format!("{file}line {line}: {}", printable(message))
@@ -227,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_a_plan_does_not_say_is_not_shown() {
-        let plan = TrainingPlan { method: "ia3".into(), parameters: 1, ..TrainingPlan::default() };
+        let plan = TrainingPlan { adapter_type: "ia3".into(), parameters: 1, ..TrainingPlan::default() };
         assert_eq!(adapter(&plan), "ia3, 1 parameter");
     }
 }

@@ -90,9 +90,17 @@ mod tests {
     #[test]
     fn what_is_given_is_handed_on_and_nothing_else() {
         assert_eq!(text(&options(&[])), "");
-        let line =
-            ["--rank=4", "--rslora", "--learning-rate", "2e-4", "--method", "lora", "--targets", "q_proj"];
-        let expected = "--method lora --rank 4 --rslora --targets q_proj --learning-rate 0.0002";
+        let line = [
+            "--rank=4",
+            "--rslora",
+            "--learning-rate",
+            "2e-4",
+            "--adapter-type",
+            "lora",
+            "--targets",
+            "q_proj",
+        ];
+        let expected = "--adapter-type lora --rank 4 --rslora --targets q_proj --learning-rate 0.0002";
         assert_eq!(text(&options(&line)), expected);
         // The trainer takes an integer.
         assert_eq!(text(&options(&["--held-out", "5"])), "--held-out 5");
@@ -117,6 +125,9 @@ mod tests {
         for wrong in [["--alpha", "nan"], ["--rank", "-1"], ["--schedule", "square"]] {
             assert!(TrainingCommandLine::try_parse_from(["tune"].iter().chain(&wrong)).is_err(), "{wrong:?}");
         }
+        let old =
+            TrainingCommandLine::try_parse_from(["tune", "--method", "lora"]).err().unwrap().to_string();
+        assert!(old.contains("--adapter-type lora"), "{old}");
         let training = TrainingCommandLine::parse_from(["tune", "--from", "/nowhere"]).training;
         assert_eq!(training.given().unwrap_err().0, PathBuf::from("/nowhere"));
     }
