@@ -7,7 +7,7 @@ use text::{
     chat_template::{ChatTemplate, Limits, TemplateTokens},
     tokenizer::Tokenizer,
 };
-use trainer::data::{self, DataItems, Encoder};
+use trainer::data::{self, DataItems, Dataset, Encoder};
 
 use crate::{Outcome, seeds, targets::refused};
 
@@ -28,11 +28,15 @@ pub(crate) fn data(input: &[u8]) -> Outcome {
     let limits = data::DataLimits::default();
     // Prompts must be separable for any input.
     drop(data::prompts(input, &limits));
+    if let Ok(Dataset { items: DataItems::Prompts(prompts), .. }) = data::rollout_prompts(input, &encoder, &limits) {
+        assert!(prompts.iter().all(|prompt| (1..=limits.max_tokens).contains(&prompt.tokens.len())));
+    }
     let dataset = data::read(input, &encoder, &limits).map_err(refused)?;
     let examples = match dataset.items {
         DataItems::Examples(examples) => examples,
         DataItems::Pairs(pairs) => pairs.into_iter().flat_map(|pair| [pair.chosen, pair.rejected]).collect(),
         DataItems::Said(said) => said.into_iter().map(|said| said.example).collect(),
+        DataItems::Prompts(_) => unreachable!("these lines are read as prompts above"),
     };
     for example in examples {
         assert!(example.tokens.len() <= limits.max_tokens);

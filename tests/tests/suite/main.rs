@@ -15,6 +15,7 @@ mod executors;
 mod fleet;
 mod fleet_clients;
 mod fleet_faults;
+mod grpo;
 mod history;
 mod jobs;
 mod kills;

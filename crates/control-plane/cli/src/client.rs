@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::terminal::{Terminal, printable};
 pub(crate) use errors::ClientError;
 pub(crate) use listing::{LoadedAdapter, ServedModel, list_in};
-pub(crate) use push::PushedFile;
+pub(crate) use push::{CONFIG_FILE, PushedFile, WEIGHT_FILE};
 use sse::Events;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,6 +3,7 @@
 pub(crate) mod findings;
 pub(crate) mod interval;
 pub(crate) mod progress;
+pub(crate) mod sparkline;
 pub(crate) mod stop_signals;
 pub(crate) mod table;
 

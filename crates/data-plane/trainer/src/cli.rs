@@ -6,6 +6,8 @@
 mod arguments;
 mod error;
 mod event_output;
+mod grpo_arguments;
+mod job_console;
 mod layers;
 mod prompts;
 mod run;

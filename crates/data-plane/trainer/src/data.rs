@@ -16,7 +16,8 @@
 //! - `sample`: the content of a line, for all kinds; `message`, `tool_data`: messages, tools and calls;
 //!   `distillation_data`: recorded answers of a model
 //! - `encode`: samples as tokens
-//! - `prompts`: prompts without their answers
+//! - `prompts`: prompts without their answers, for a teacher model
+//! - `rollout_data`: prompts that the adapter in training answers, for a reward
 //! - `fault`: errors of files and lines
 
 mod distillation_data;
@@ -28,6 +29,7 @@ mod kind;
 mod lines;
 mod message;
 mod prompts;
+mod rollout_data;
 mod sample;
 mod source;
 mod table;
@@ -43,6 +45,7 @@ pub use encode::Encoder;
 pub use fault::{DataError, LineFault, MAX_FAULTS_SHOWN, Problem};
 pub use kind::DataKind;
 pub use prompts::{DataPrompt, FilePrompts, prompts, prompts_of_files};
+pub use rollout_data::RolloutItem;
 pub use source::find_files;
 
 use encode::Encoded;
@@ -96,6 +99,8 @@ pub enum DataItems {
     Pairs(Vec<PreferencePair>),
     /// Recorded answers of a model.
     Said(Vec<DistillationSample>),
+    /// Prompts that the adapter in training answers.
+    Prompts(Vec<RolloutItem>),
 }
 
 impl DataItems {
@@ -106,6 +111,7 @@ impl DataItems {
             Self::Examples(examples) => examples.len(),
             Self::Pairs(pairs) => pairs.len(),
             Self::Said(said) => said.len(),
+            Self::Prompts(prompts) => prompts.len(),
         }
     }
 
@@ -122,6 +128,7 @@ impl DataItems {
             Self::Examples(examples) => examples.iter().map(of).sum(),
             Self::Pairs(pairs) => pairs.iter().map(|pair| of(&pair.chosen) + of(&pair.rejected)).sum(),
             Self::Said(said) => said.iter().map(|said| of(&said.example)).sum(),
+            Self::Prompts(prompts) => prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
         }
     }
 
@@ -143,6 +150,7 @@ impl DataItems {
                 all.chunk_by(is_one).map(|line| of_line(line.len())).collect()
             }
             Self::Pairs(all) => all.iter().map(|_| of_line(1)).collect(),
+            Self::Prompts(all) => all.iter().map(|_| of_line(1)).collect(),
         }
     }
 
@@ -156,6 +164,7 @@ impl DataItems {
             Self::Examples(all) => all[number].line as u64,
             Self::Pairs(all) => all[number].chosen.line as u64,
             Self::Said(all) => all[number].example.line as u64,
+            Self::Prompts(all) => all[number].line as u64,
         };
         numbers.iter().map(line).collect()
     }
@@ -173,6 +182,7 @@ impl DataItems {
             Self::Examples(all) => Self::Examples(of(all, numbers)),
             Self::Pairs(all) => Self::Pairs(of(all, numbers)),
             Self::Said(all) => Self::Said(of(all, numbers)),
+            Self::Prompts(all) => Self::Prompts(of(all, numbers)),
         }
     }
 }
@@ -200,6 +210,30 @@ pub fn read_files(
     read_sources(sources(paths), encoder, limits)
 }
 
+/// Reads the prompts of the files at `paths`, for answers of the adapter in training.
+///
+/// # Errors
+/// Fails as [`read_files`] does, and if a line has no prompt.
+pub fn rollout_prompts_of_files(
+    paths: &[PathBuf],
+    encoder: &Encoder<'_>,
+    limits: &DataLimits,
+) -> Result<Dataset, DataError> {
+    rollout_data::read(sources(paths), encoder, limits)
+}
+
+/// Reads prompts from `file`, for answers of the adapter in training.
+///
+/// # Errors
+/// Fails as [`rollout_prompts_of_files`] does.
+pub fn rollout_prompts(
+    file: impl io::Read,
+    encoder: &Encoder<'_>,
+    limits: &DataLimits,
+) -> Result<Dataset, DataError> {
+    rollout_data::read(one_source(file), encoder, limits)
+}
+
 /// Reads training data from `file`.
 ///
 /// # Errors
@@ -213,8 +247,9 @@ fn read_sources<'a>(
     encoder: &Encoder<'_>,
     limits: &DataLimits,
 ) -> Result<Dataset, DataError> {
-    let (mut encoded, unread) = (Vec::new(), UnreadFields::default());
-    let (kind, hash) = each_line(sources, limits, |number, kind, map| {
+    let (mut encoded, unread, mut kind) = (Vec::new(), UnreadFields::default(), None);
+    let hash = each_line(sources, limits, |number, map| {
+        let kind = one_kind(&mut kind, &map)?;
         let mut line = LineFields::of(map, &unread);
         let weight = sample::weight(kind, &mut line)?;
         let sample = sample::read(kind, &mut line)?;
@@ -223,6 +258,7 @@ fn read_sources<'a>(
         encoded.push(item);
         Ok(tokens)
     })?;
+    let kind = kind.ok_or(DataError::Empty)?;
     Ok(Dataset { kind, items: items(encoded), hash, unread: unread.names() })
 }
 
@@ -240,21 +276,20 @@ fn one_source<'a>(file: impl io::Read + 'a) -> impl Iterator<Item = Result<DataS
     std::iter::once(Ok(DataSource { name: None, path: None, lines: Box::new(file) }))
 }
 
-/// Calls `take` with the number, kind and fields of each line; `take` returns the line's number of tokens.
-/// Returns the kind of the lines and the hash of the files.
+/// Calls `take` with the number and fields of each line; `take` returns the line's number of tokens. Returns
+/// the hash of the files.
 fn each_line<'a>(
     sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
     limits: &DataLimits,
-    take: impl FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>,
-) -> Result<(DataKind, blake3::Hash), DataError> {
-    let mut reading =
-        LineReading { limits, take, kind: None, lines: 0, tokens: 0, problems: Vec::new(), count: 0 };
+    take: impl FnMut(usize, Map<String, Value>) -> Result<usize, LineFault>,
+) -> Result<blake3::Hash, DataError> {
+    let mut reading = LineReading { limits, take, lines: 0, tokens: 0, problems: Vec::new(), count: 0 };
     let hashes = sources.map(|source| reading.file(source?)).collect::<Result<Vec<_>, _>>()?;
-    let LineReading { kind, problems, count, .. } = reading;
+    let LineReading { problems, count, .. } = reading;
     if count > 0 {
         return Err(DataError::Problems { problems, count });
     }
-    let hash = match hashes.as_slice() {
+    Ok(match hashes.as_slice() {
         [one] => *one,
         several => several
             .iter()
@@ -263,15 +298,13 @@ fn each_line<'a>(
                 all
             })
             .finalize(),
-    };
-    Ok((kind.ok_or(DataError::Empty)?, hash))
+    })
 }
 
 /// Reader of the lines of several files, which counts them and collects their faults.
 struct LineReading<'a, T> {
     limits: &'a DataLimits,
     take: T,
-    kind: Option<DataKind>,
     lines: usize,
     tokens: usize,
     /// The first faults.
@@ -280,7 +313,7 @@ struct LineReading<'a, T> {
     count: usize,
 }
 
-impl<T: FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>> LineReading<'_, T> {
+impl<T: FnMut(usize, Map<String, Value>) -> Result<usize, LineFault>> LineReading<'_, T> {
     /// Reads a file and returns the hash of its lines.
     fn file(&mut self, DataSource { name, path, lines }: DataSource<'_>) -> Result<blake3::Hash, DataError> {
         let mut lines = DataLines::new(lines, self.limits.line_bytes);
@@ -294,8 +327,7 @@ impl<T: FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>> 
             if self.lines > self.limits.lines {
                 return Err(DataError::TooManyLines { limit: self.limits.lines });
             }
-            let taken = line.and_then(|line| fields(&mut self.kind, line));
-            match taken.and_then(|(kind, map)| (self.take)(self.lines, kind, map)) {
+            match line.and_then(fields).and_then(|map| (self.take)(self.lines, map)) {
                 Ok(more) => self.tokens += more,
                 Err(fault) => self.note(Problem { file: name.clone(), line: number, fault }),
             }
@@ -314,13 +346,17 @@ impl<T: FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>> 
     }
 }
 
-/// Returns the fields of a line, whose kind must be that of the lines before.
-fn fields(kind: &mut Option<DataKind>, line: &str) -> Result<(DataKind, Map<String, Value>), LineFault> {
+/// Returns the fields of a line.
+fn fields(line: &str) -> Result<Map<String, Value>, LineFault> {
     let value = strict_json::parse(line.as_bytes()).map_err(|error| LineFault::Json(error.to_string()))?;
-    let Value::Object(map) = value else { return Err(LineFault::NoObject) };
-    let found = DataKind::of(&map).ok_or_else(|| LineFault::unknown_kind(&map))?;
+    if let Value::Object(map) = value { Ok(map) } else { Err(LineFault::NoObject) }
+}
+
+/// Returns the kind of a line, which must be the `kind` of the lines before.
+fn one_kind(kind: &mut Option<DataKind>, line: &Map<String, Value>) -> Result<DataKind, LineFault> {
+    let found = DataKind::of(line).ok_or_else(|| LineFault::unknown_kind(line))?;
     let kind = *kind.get_or_insert(found);
-    if kind.fits(&map) { Ok((kind, map)) } else { Err(LineFault::OtherKind { expected: kind, found }) }
+    if kind.fits(line) { Ok(kind) } else { Err(LineFault::OtherKind { expected: kind, found }) }
 }
 
 /// Joins the items of all lines, which have one kind.

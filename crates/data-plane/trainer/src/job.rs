@@ -2,13 +2,18 @@
 
 use std::{error::Error, time::Instant};
 
-use control_protocol::training::{Correctness, StepReport, TrainingEvent};
+use control_protocol::training::{
+    Correctness, StepReport, TrainingEvent,
+    rollout::{RewardReport, RolloutReply, RolloutRequest},
+};
 
 use crate::{
     batch_sampler::{Batches, split},
     checkpoint::{BestAdapter, Checkpoint, CheckpointError, CheckpointOrigin},
-    data::{DataItems, DistillationSample, Example, PreferencePair},
+    data::{DataItems, DistillationSample, Example, PreferencePair, RolloutItem},
     draft::DraftTraining,
+    grpo::{RolloutError, RolloutSampling},
+    peft::WriteError,
     plan::JobPlan,
     schedule::Schedule,
     step::{StepResult, TrainState, TrainStepError, microbatch_pool::BorrowedBase},
@@ -37,9 +42,19 @@ pub enum JobError<E: Error + 'static> {
     Learn(#[from] TrainStepError<E>),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The listener cannot receive events any more.
-    #[error("cannot write the events of the job")]
+    /// The listener cannot receive events any more, or sends answers that cannot be read.
+    #[error("cannot write the events of the job, or read the answers to these")]
     Tell(#[from] std::io::Error),
+    /// The adapter cannot be written for the sampler.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The sampler's answers do not fit the request.
+    #[error("the answers of step {step} cannot be learned")]
+    Rollouts {
+        /// Number of the step, from 1.
+        step: u64,
+        source: RolloutError,
+    },
 }
 
 /// Mean loss per token of a draft on held-out answers, and how often it predicts correctly, by kind of text.
@@ -55,7 +70,18 @@ pub trait JobListener {
 
     /// True once the job has to stop.
     fn wants_stop(&self) -> bool;
+
+    /// Returns the requested answers of the adapter and their rewards; `None` once the job has to stop.
+    ///
+    /// # Errors
+    /// Fails if this listener has no sampler, or the sampler's reply cannot be read.
+    fn draw(&mut self, _request: RolloutRequest) -> std::io::Result<Option<RolloutReply>> {
+        Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "nobody draws answers of the adapter"))
+    }
 }
+
+/// Result of a step, and the rewards of the answers that it learned.
+type StepOutcome = (StepResult, Option<RewardReport>);
 
 /// Examples or pairs, split into training and held-out items.
 #[derive(Debug)]
@@ -107,6 +133,8 @@ pub struct TrainingJob {
     pub course: DatasetSplit,
     /// The draft to train, if any; then `course` holds recorded answers of a model.
     pub draft: Option<DraftTraining>,
+    /// Sampling of the adapter's own answers, if these are learned; then `course` holds prompts.
+    pub sampling: Option<RolloutSampling>,
     pub origin: CheckpointOrigin,
     /// Directory of the checkpoint.
     pub checkpoints: Option<std::path::PathBuf>,
@@ -139,7 +167,10 @@ impl TrainingJob {
                 return Ok(JobEnd::Stopped { step });
             }
             let learning_rate = self.plan.learning_rate * schedule.multiplier(step);
-            let outcome = self.step(learning, &batch, learning_rate)?;
+            let Some((outcome, rewards)) = self.step(learning, &batch, learning_rate, listener)? else {
+                self.keep(learning, listener)?;
+                return Ok(JobEnd::Stopped { step });
+            };
             tokens += outcome.rows;
             last = Some(outcome.loss);
             let (step, seconds) = (step + 1, begun.elapsed().as_secs_f64());
@@ -151,6 +182,7 @@ impl TrainingJob {
                 learning_rate,
                 tokens: outcome.rows as u64,
                 lines: self.course.learned.lines(&batch),
+                rewards,
                 tokens_per_second: Some(tokens as f64 / seconds),
                 seconds_left: Some(seconds / (step - first) as f64 * (steps - step) as f64),
             }))?;
@@ -175,14 +207,16 @@ impl TrainingJob {
         self.plan.patience.is_some_and(|patience| since >= patience)
     }
 
+    /// Makes a step on a batch; returns `None` if the job has to stop before the step.
     fn step<B: BorrowedBase>(
         &self,
         learning: &mut TrainState<B>,
         batch: &[usize],
         rate: f64,
-    ) -> Result<StepResult, TrainStepError<B::Error>> {
+        listener: &mut dyn JobListener,
+    ) -> Result<Option<StepOutcome>, JobError<B::Error>> {
         let (hyper, norm) = (self.plan.hyperparameters(rate), self.plan.max_grad_norm);
-        match &self.course.learned {
+        let stepped = match &self.course.learned {
             DataItems::Examples(all) => {
                 let examples: Vec<&Example> = batch.iter().map(|&number| &all[number]).collect();
                 learning.learn(&examples, &hyper, norm)
@@ -195,7 +229,32 @@ impl TrainingJob {
                 let said: Vec<&DistillationSample> = batch.iter().map(|&number| &all[number]).collect();
                 learning.distil(&said, &hyper, norm)
             }
-        }
+            DataItems::Prompts(all) => {
+                let prompts: Vec<&RolloutItem> = batch.iter().map(|&number| &all[number]).collect();
+                return self.reinforce(learning, &prompts, rate, listener);
+            }
+        };
+        Ok(Some((stepped?, None)))
+    }
+
+    /// Draws answers to `prompts` and makes a step on these.
+    fn reinforce<B: BorrowedBase>(
+        &self,
+        learning: &mut TrainState<B>,
+        prompts: &[&RolloutItem],
+        rate: f64,
+        listener: &mut dyn JobListener,
+    ) -> Result<Option<StepOutcome>, JobError<B::Error>> {
+        let sampling = self.sampling.as_ref().expect("a job on prompts has a sampling");
+        let (step, vocabulary) = (learning.state.step + 1, learning.model().config.vocab_size);
+        let adapter = sampling.write(&learning.method, &learning.model().config)?;
+        let drawn = listener.draw(sampling.plan.request(prompts, step, self.plan.seed, adapter))?;
+        let Some(reply) = drawn else { return Ok(None) };
+        let of_step = |source| JobError::Rollouts { step, source };
+        let (answers, rewards) = sampling.plan.sequences(prompts, &reply, vocabulary).map_err(of_step)?;
+        let (hyper, norm) = (self.plan.hyperparameters(rate), self.plan.max_grad_norm);
+        let (stepped, logprob_difference) = learning.reinforce(&answers, &hyper, norm)?;
+        Ok(Some((stepped, Some(RewardReport { logprob_difference, ..rewards }))))
     }
 
     fn keep<B: BorrowedBase>(
@@ -224,6 +283,8 @@ impl TrainingJob {
                 (learning.evaluate_pairs(&pairs, self.plan.beta)?, Vec::new())
             }
             DataItems::Said(all) => self.judge_draft(all, learning)?,
+            // A job on prompts holds out none of these.
+            DataItems::Prompts(_) => (None, Vec::new()),
         };
         if let Some(loss) = loss.filter(|_| self.plan.keep_best) {
             learning.best = Some(BestAdapter::after(learning.best.take(), step, loss, &learning.method));

@@ -7,6 +7,7 @@
 //!
 //! - [`data`]: training data, checked to the last line before training starts, and tokenized with weights.
 //! - [`batch_sampler`]: the examples of each step, and the held-out examples.
+//! - [`grpo`]: answers of the adapter itself, their rewards and advantages.
 //! - [`loss`]: losses over the log-probabilities of tokens, and their gradients.
 //! - [`optimizer`], [`schedule`]: AdamW, and the learning rate of each step.
 //! - [`adapter`]: new adapters. [`draft`]: draft adapters. [`plan`]: all choices of a job.
@@ -30,6 +31,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod data;
 pub mod draft;
+pub mod grpo;
 pub mod job;
 pub mod loss;
 pub mod optimizer;

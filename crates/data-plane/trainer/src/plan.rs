@@ -3,7 +3,7 @@
 pub use control_protocol::training::spec::JobPrecision;
 use serde::{Deserialize, Serialize};
 
-use crate::{adapter::AdapterSpec, draft::DraftSize, optimizer::Hyperparameters, schedule::Decay};
+use crate::{adapter::AdapterSpec, draft::DraftSize, grpo::GrpoPlan, optimizer::Hyperparameters, schedule::Decay};
 
 /// Adapter with which a job begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +55,9 @@ pub struct JobPlan {
     /// Size of the draft, if a draft is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftSize>,
+    /// Settings of GRPO, if the adapter learns from rewards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpo: Option<GrpoPlan>,
 }
 
 impl JobPlan {

@@ -5,12 +5,14 @@
 //! - this file: steps from examples and from pairs
 //! - `distil`: distillation from recorded answers of another model
 //! - `grad_accumulation`: gradients accumulated over several batches
+//! - `policy`: steps on the adapter's own answers
 //! - `microbatch`: batches cut into microbatches; [`microbatch_pool`]: microbatches that run concurrently
 
 mod distil;
 mod grad_accumulation;
 mod microbatch;
 pub mod microbatch_pool;
+mod policy;
 
 use std::{error::Error, ops::Range};
 

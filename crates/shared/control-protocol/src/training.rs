@@ -2,13 +2,17 @@
 //!
 //! The first line of a connection to the trainer service is a [`TrainerRequest`]; the lines after it belong
 //! to the trainer that the service starts. A trainer that runs a job writes one [`TrainingEvent`] per line;
-//! a trainer that executes commands speaks the protocol in [`session`]. Readers ignore unknown events and
+//! a trainer that executes commands speaks the protocol in [`session`]. A job that learns from its own
+//! answers asks for them by [`rollout`]. Readers ignore unknown events and
 //! fields, so that a later trainer may write more.
 
+pub mod rollout;
 pub mod session;
 pub mod spec;
 
 use serde::{Deserialize, Serialize};
+
+use rollout::{RewardReport, RolloutRequest};
 
 /// Maximum length of a request, in bytes.
 pub const MAX_REQUEST_BYTES: usize = 64 << 10;
@@ -52,6 +56,8 @@ pub enum TrainingEvent {
         /// Description for the user.
         message: String,
     },
+    /// A request for answers of the adapter in training.
+    Rollouts(RolloutRequest),
     /// An optimizer step is done.
     Step(StepReport),
     /// The loss on the held-out examples.
@@ -211,6 +217,9 @@ pub struct StepReport {
     /// Lines of the data from which the batch comes, in the order in which they are learned.
     #[serde(default)]
     pub lines: Vec<u64>,
+    /// Rewards of the answers in the batch; only for GRPO.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards: Option<RewardReport>,
     /// Mean throughput since the job began or resumed.
     pub tokens_per_second: Option<f64>,
     /// Estimated time until the last step ends.

@@ -16,6 +16,7 @@
 //! - [`request`]: the requested run; [`run`]: its execution
 //! - [`teacher_prompts`]: model and settings for the answers that a draft adapter learns from; [`prompts`]:
 //!   the prompts; [`teacher_outputs`]: the answers
+//! - [`rollouts`]: answers of the adapter in training and their rewards, for GRPO
 //! - [`history`]: listing, showing and stopping recorded runs
 //! - [`errors`]: errors of `tune`
 
@@ -30,6 +31,7 @@ mod progress;
 mod prompts;
 mod record;
 mod request;
+mod rollouts;
 mod run;
 mod teacher_outputs;
 mod teacher_prompts;

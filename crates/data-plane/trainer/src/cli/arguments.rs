@@ -136,6 +136,8 @@ impl RunArguments {
         config: &ModelConfig,
     ) -> Result<JobPlan, TunerError> {
         let spec = &self.spec;
+        let grpo = self.grpo(config)?;
+        let max_tokens = spec.max_tokens.unwrap_or(2048) as usize;
         let plan = JobPlan {
             start,
             learning_rate: spec.learning_rate.unwrap_or_else(|| {
@@ -150,13 +152,14 @@ impl RunArguments {
             dropout: self.dropout(),
             max_grad_norm: spec.max_grad_norm.unwrap_or(1.0),
             beta: spec.beta.unwrap_or(0.1),
-            held_out: usize::from(spec.held_out.unwrap_or(5)),
+            held_out: if grpo.is_some() { 0 } else { usize::from(spec.held_out.unwrap_or(5)) },
             seed: self.seed(),
             precision: self.precision(),
-            max_tokens: (spec.max_tokens.unwrap_or(2048) as usize).min(config.context_length),
+            max_tokens: self.item_tokens(max_tokens, grpo.as_ref(), config.context_length),
             keep_best: spec.keep_best || spec.early_stopping_patience.is_some(),
             patience: spec.early_stopping_patience,
             draft: self.draft(shape, config)?,
+            grpo,
         };
         self.check(&plan, shape)?;
         Ok(plan)

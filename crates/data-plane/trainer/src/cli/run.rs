@@ -1,13 +1,9 @@
 //! The command `run`: from arguments to an adapter on disk.
 
 use std::{
-    fs, io,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
+    fs,
+    io::{self, IsTerminal as _},
+    path::{Path, PathBuf},
     time::{Instant, SystemTime},
 };
 
@@ -21,14 +17,14 @@ use model::{
     adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
 };
-use signal_hook::consts::{SIGINT, SIGTERM};
 use text::tokenizer::{SkipSpecial, Tokenizer};
 
 use super::{
     ProgramExit,
     arguments::RunArguments,
     error::TunerError,
-    event_output::{emit, print, tell_faults},
+    event_output::{print, tell_faults},
+    job_console::{JobConsole, StdinUse},
     layers,
 };
 use crate::{
@@ -36,7 +32,8 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointError, CheckpointLock, CheckpointOrigin},
     data::{self, DataItems, DataKind, DataLimits, Dataset, Encoder, Example},
     draft::{self, DraftSize, DraftTraining},
-    job::{DatasetSplit, JobEnd, JobListener, TrainingJob},
+    grpo::RolloutSampling,
+    job::{DatasetSplit, JobEnd, TrainingJob},
     peft,
     plan::{InitialAdapter, JobPlan},
     step::TrainState,
@@ -58,7 +55,11 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
         let path = arguments.output.display();
         return Err(TunerError::Usage(format!("{path} exists already; choose another --output")));
     }
-    let mut console = EventOutput::new(arguments.exit_with_stdin)?;
+    let mut console = JobConsole::new(match (arguments.is_grpo(), arguments.exit_with_stdin) {
+        (true, _) => StdinUse::Replies,
+        (false, true) => StdinUse::EndOfClient,
+        (false, false) => StdinUse::Nothing,
+    })?;
     let begun = Instant::now();
     let terminal = Terminal { format: OutputFormat::Json, quiet: true };
     let masking = arguments.masking(terminal)?;
@@ -76,6 +77,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
     check_split(&course, &plan)?;
     let draft = draft(&plan, &course, &rented)?;
+    let sampling = sampling(arguments, &plan, &beginning)?;
     let (_, steps) = course.batches(&plan);
     plan.warmup_steps = arguments.warmup(steps);
     let origin = CheckpointOrigin {
@@ -101,7 +103,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
         return Ok(ProgramExit::Exit(Exit::Ok));
     }
     let (checkpoints, checkpoint_steps) = (arguments.checkpoints.clone(), arguments.checkpoint_steps());
-    let job = TrainingJob { plan, course, draft, origin, checkpoints, checkpoint_steps };
+    let job = TrainingJob { plan, course, draft, sampling, origin, checkpoints, checkpoint_steps };
     match job.run(&mut learning, &mut console)? {
         JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
         JobEnd::Done { loss, held_out_loss, best_step } => {
@@ -167,7 +169,10 @@ fn read(paths: &[PathBuf], rented: &ConnectedBase, plan: &JobPlan) -> Result<Dat
     // A fixed time makes templates that show a date render the same text in each run.
     let encoder = Encoder::new(rented.text.tokenizer(), rented.text.template(), SystemTime::UNIX_EPOCH);
     let limits = DataLimits { max_tokens: plan.max_tokens, ..DataLimits::default() };
-    let read = data::find_files(paths).and_then(|files| data::read_files(&files, &encoder, &limits));
+    let read = data::find_files(paths).and_then(|files| match plan.grpo {
+        Some(_) => data::rollout_prompts_of_files(&files, &encoder, &limits),
+        None => data::read_files(&files, &encoder, &limits),
+    });
     if let Err(error) = &read {
         tell_faults(error)?;
     }
@@ -186,9 +191,9 @@ fn check_split(course: &DatasetSplit, plan: &JobPlan) -> Result<(), TunerError> 
     Err(TunerError::Usage(problem.to_owned()))
 }
 
-/// Refuses the method that this command cannot carry out.
+/// Refuses GRPO at a terminal, where nobody answers the requests for samples.
 fn check_method(arguments: &RunArguments) -> Result<(), TunerError> {
-    if arguments.spec.method == Some(TrainingMethod::Grpo) {
+    if arguments.is_grpo() && !arguments.dry_run && io::stdin().is_terminal() {
         let problem = "grpo draws samples from a deployment: use holobiont tune --method grpo";
         return Err(TunerError::Usage(problem.to_owned()));
     }
@@ -269,6 +274,21 @@ fn draft(
     }
 }
 
+/// Returns the sampling of answers, if the plan has GRPO.
+fn sampling(
+    arguments: &RunArguments,
+    plan: &JobPlan,
+    beginning: &StartingAdapter,
+) -> Result<Option<RolloutSampling>, TunerError> {
+    let Some(plan) = plan.grpo else { return Ok(None) };
+    let directory = arguments.checkpoints.as_deref().map(Path::parent).map(|parent| {
+        // Beside the checkpoints, which are read back only from files with their own names.
+        parent.unwrap_or(Path::new(".")).join("sampled-adapter")
+    });
+    let directory = directory.ok_or_else(|| TunerError::Usage("--method grpo needs --checkpoints".into()))?;
+    Ok(Some(RolloutSampling { plan, options: beginning.options.clone(), directory }))
+}
+
 /// Facts in the plan event that depend on data and checkpoint.
 struct Sizes {
     method: &'static str,
@@ -306,6 +326,7 @@ fn learned_sample(items: &DataItems, tokenizer: &Tokenizer) -> Vec<LearnedText> 
         DataItems::Examples(examples) => examples.first(),
         DataItems::Pairs(pairs) => pairs.first().map(|pair| &pair.chosen),
         DataItems::Said(said) => said.first().map(|said| &said.example),
+        DataItems::Prompts(_) => None,
     };
     let Some(Example { tokens, weights, .. }) = example else { return Vec::new() };
     let weights = [0.0].into_iter().chain(weights.iter().copied());
@@ -364,44 +385,4 @@ fn plan_event(
         told.targets = targets.iter().map(ToString::to_string).collect();
     }
     TrainingEvent::Plan(told)
-}
-
-/// Events on stdout, and the signal that stops the job.
-struct EventOutput {
-    signal: Arc<AtomicUsize>,
-}
-
-impl EventOutput {
-    fn new(is_stdin_watched: bool) -> Result<Self, TunerError> {
-        let signal = Arc::new(AtomicUsize::new(0));
-        if is_stdin_watched {
-            let signal = Arc::clone(&signal);
-            thread::spawn(move || {
-                // The bytes have no meaning, and a read error counts as the end of input.
-                let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-                signal.store(usize::try_from(SIGTERM).unwrap_or_default(), Ordering::Relaxed);
-            });
-        }
-        for number in [SIGINT, SIGTERM] {
-            let value = usize::try_from(number).unwrap_or_default();
-            signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
-                .map_err(|source| TunerError::System { what: "cannot receive signals", source })?;
-        }
-        Ok(Self { signal })
-    }
-
-    /// Returns the signal that stops the job; 0 if none has come.
-    fn signal(&self) -> u8 {
-        u8::try_from(self.signal.load(Ordering::Relaxed)).unwrap_or_default()
-    }
-}
-
-impl JobListener for EventOutput {
-    fn hear(&mut self, event: &TrainingEvent) -> io::Result<()> {
-        emit(event)
-    }
-
-    fn wants_stop(&self) -> bool {
-        self.signal() != 0
-    }
 }

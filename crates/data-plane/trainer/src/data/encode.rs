@@ -15,6 +15,7 @@ use super::{
     distillation_data::DistillationSamples,
     fault::LineFault,
     message::SampleMessage,
+    rollout_data::RolloutPromptText,
     sample::{Conversation, TrainingSample},
 };
 
@@ -99,6 +100,29 @@ impl<'a> Encoder<'a> {
             }
             TrainingSample::Answered { asked, answers } => Encoded::Said(encoding.said(asked, answers)?),
         })
+    }
+}
+
+impl Encoder<'_> {
+    /// Encodes a prompt from line `line` as the gateway encodes that of a request.
+    pub(super) fn rollout_prompt(
+        &self,
+        line: usize,
+        prompt: &RolloutPromptText,
+        max_tokens: usize,
+    ) -> Result<Vec<u32>, LineFault> {
+        let encoding = Encoding { encoder: *self, line, max_tokens };
+        let tokens = match prompt {
+            RolloutPromptText::Text(text) => {
+                self.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes)?
+            }
+            RolloutPromptText::Conversation(conversation) => {
+                encoding.check_tools(conversation)?;
+                encoding.prompt(&conversation.messages, &conversation.variables)?
+            }
+        };
+        encoding.check_length(&tokens)?;
+        if tokens.is_empty() { Err(LineFault::NoPrompt) } else { Ok(tokens) }
     }
 }
 

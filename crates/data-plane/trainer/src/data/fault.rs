@@ -224,6 +224,12 @@ pub enum LineFault {
     /// No message can be answered by a model.
     #[error("it has no prompt for the model; use 'messages' or 'prompt', or remove the line")]
     NoPrompt,
+    /// No field holds a prompt for answers with rewards.
+    #[error("it has {found}; GRPO needs a prompt in {}", super::rollout_data::fields())]
+    NoRolloutPrompt {
+        /// Names of the line's fields.
+        found: String,
+    },
     #[error("it has {tokens} tokens, and the limit is {limit}; shorten it, or raise the limit")]
     TooManyTokens {
         /// Number of tokens; of a conversation with several examples, the tokens of one example.
@@ -242,16 +248,17 @@ pub enum LineFault {
 
 impl LineFault {
     pub(super) fn unknown_kind(line: &Map<String, Value>) -> Self {
-        let found = match line.len() {
-            0 => "no field".to_owned(),
-            _ => {
-                let names: Vec<String> =
-                    line.keys().take(10).map(|name| format!("'{}'", beginning(name))).collect();
-                format!("the fields {}", names.join(", "))
-            }
-        };
-        Self::UnknownKind { found }
+        Self::UnknownKind { found: names(line) }
     }
+}
+
+/// Returns a list of the line's fields, for messages.
+pub(super) fn names(line: &Map<String, Value>) -> String {
+    if line.is_empty() {
+        return "no field".to_owned();
+    }
+    let names: Vec<String> = line.keys().take(10).map(|name| format!("'{}'", beginning(name))).collect();
+    format!("the fields {}", names.join(", "))
 }
 
 /// Returns the beginning of `text` that a message repeats.

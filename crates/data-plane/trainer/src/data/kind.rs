@@ -26,6 +26,8 @@ pub enum DataKind {
     Question,
     /// Text in the field `text`.
     Text,
+    /// Prompts that the adapter in training answers; no line has this kind by its fields.
+    Prompts,
 }
 
 /// Each kind with its required fields. Files often hold two forms of the same data (`messages` beside
@@ -63,6 +65,7 @@ impl DataKind {
             Self::PromptCompletion => "prompts and completions",
             Self::Alpaca | Self::Question => "instructions",
             Self::Text => "text",
+            Self::Prompts => "prompts",
         }
     }
 
@@ -72,6 +75,7 @@ impl DataKind {
         match self {
             Self::Preference | Self::OpenAiPreference => Some(TrainingMethod::Dpo),
             Self::Answers => None,
+            Self::Prompts => Some(TrainingMethod::Grpo),
             _ => Some(TrainingMethod::Sft),
         }
     }

@@ -12,7 +12,7 @@ use super::{
     fields::{LineFields, UnreadFields},
     kind::DataKind,
     message::{MessageRole, SampleMessage},
-    one_source,
+    one_kind, one_source,
     sample::{Conversation, TrainingSample, openai_conversation, read, share_gpt},
     source::DataSource,
     sources,
@@ -64,14 +64,18 @@ fn of_sources<'a>(
     sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
     limits: &DataLimits,
 ) -> Result<FilePrompts, DataError> {
-    let mut prompts = Vec::new();
-    let (kind, _) = each_line(sources, limits, |_, kind, map| {
+    let (mut prompts, mut kind) = (Vec::new(), None);
+    each_line(sources, limits, |_, map| {
+        let kind = one_kind(&mut kind, &map)?;
         if kind != DataKind::Answers {
             prompts.extend(of_line(kind, map)?);
         }
         Ok(0)
     })?;
-    Ok(if kind == DataKind::Answers { FilePrompts::Answered } else { FilePrompts::Prompts(prompts) })
+    match kind.ok_or(DataError::Empty)? {
+        DataKind::Answers => Ok(FilePrompts::Answered),
+        _ => Ok(FilePrompts::Prompts(prompts)),
+    }
 }
 
 fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, LineFault> {

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Fields of a line that would change what the model is shown or learns, and that no reader takes.
-const REFUSED: [&str; 10] = [
+pub(super) const REFUSED: [&str; 10] = [
     "documents",
     "image",
     "images",
@@ -106,6 +106,7 @@ pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSamp
         DataKind::ShareGpt => conversation(share_gpt(line)?),
         DataKind::Preference => preference(line),
         DataKind::OpenAiPreference => openai_preference(line),
+        DataKind::Prompts => unreachable!("no line has this kind by its fields"),
     }
 }
 
@@ -130,7 +131,7 @@ pub(super) fn openai_conversation(line: &mut LineFields) -> Result<Conversation,
 }
 
 /// Adds to `messages` what the line says beside them: the system prompt, tools, and template variables.
-fn in_context(line: &mut LineFields, mut messages: Vec<SampleMessage>) -> Result<Conversation, LineFault> {
+pub(super) fn in_context(line: &mut LineFields, mut messages: Vec<SampleMessage>) -> Result<Conversation, LineFault> {
     for name in SYSTEM {
         let Some(system) = line.text(name)?.filter(|text| !text.is_empty()) else { continue };
         match messages.first() {
@@ -164,7 +165,7 @@ fn template_variables(line: &mut LineFields) -> Result<Map<String, Value>, LineF
 }
 
 /// Refuses what only a chat template could show, in a line that no template renders.
-fn refuse_shown(line: &mut LineFields) -> Result<(), LineFault> {
+pub(super) fn refuse_shown(line: &mut LineFields) -> Result<(), LineFault> {
     line.refuse(&["tools", "functions", "chat_template_kwargs", "system", "system_prompt"])
 }
 
@@ -200,23 +201,28 @@ fn prompt_completion(line: &mut LineFields) -> Result<TrainingSample, LineFault>
     Ok(TrainingSample::Continuation { prompt, completion })
 }
 
-/// Reads a question and its answer from the fields `asks` and `answers`, with an `input` and a `history` of
-/// earlier answers, which are learned too. Alpaca's own text around instruction and input was for a model
-/// without a chat template, so it is left out.
+/// Reads a question from the field `asks` and its answer from `answers`; earlier answers are learned too.
 fn answered_question(
     line: &mut LineFields,
     [asks, answers]: [&'static str; 2],
 ) -> Result<TrainingSample, LineFault> {
+    let answer = learned(answers, line.required(answers)?)?;
+    let mut conversed = question(line, asks)?;
+    conversed.messages.push(SampleMessage::new(MessageRole::Assistant, answer));
+    conversation(conversed)
+}
+
+/// Reads a question from the field `asks`, with an `input` and a `history` of earlier turns. Alpaca's own
+/// text around instruction and input was for a model without a chat template, so it is left out.
+pub(super) fn question(line: &mut LineFields, asks: &'static str) -> Result<Conversation, LineFault> {
     let question = line.required_text(asks)?;
     let question = match line.text("input")? {
         Some(input) if !input.is_empty() => format!("{question}\n\n{input}"),
         _ => question,
     };
     let mut messages = history(line)?;
-    let answer = learned(answers, line.required(answers)?)?;
     messages.push(SampleMessage::asks(question));
-    messages.push(SampleMessage::new(MessageRole::Assistant, answer));
-    conversation(in_context(line, messages)?)
+    in_context(line, messages)
 }
 
 /// Reads LLaMA-Factory's earlier turns, each a question and an answer.

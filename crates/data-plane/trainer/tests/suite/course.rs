@@ -31,6 +31,7 @@ pub(crate) fn plan(held_out: usize) -> JobPlan {
         keep_best: false,
         patience: None,
         draft: None,
+        grpo: None,
     }
 }
 

@@ -59,6 +59,7 @@ fn job(patience: Option<u64>, keep_best: bool, checkpoints: Option<&Path>) -> Tr
         plan,
         course,
         draft: None,
+        sampling: None,
         origin,
         checkpoints: checkpoints.map(Path::to_owned),
         checkpoint_steps: 3,

@@ -10,6 +10,7 @@ mod golden;
 mod loss;
 mod microbatches;
 mod published_formats;
+mod rollout_data;
 mod serve;
 mod sources;
 mod steps;

@@ -8,6 +8,8 @@ use clap::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::rollout::GrpoOptions;
+
 /// Kind of adapter to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -173,6 +175,10 @@ pub struct TrainingSpec {
     /// [default: 0.1]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub beta: Option<f64>,
+    /// Options of GRPO.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub grpo: GrpoOptions,
     /// Seed of the example order and of the initial parameters; the same seed and data give the same adapter
     /// [default: 0]
     #[arg(long, value_name = "N")]
@@ -206,7 +212,7 @@ fn method() -> impl TypedValueParser<Value = TrainingMethod> {
 }
 
 /// Parses a finite number, because JSON cannot hold others.
-fn finite(text: &str) -> Result<f64, String> {
+pub(super) fn finite(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if number.is_finite() { Ok(number) } else { Err("it must be finite".into()) }
 }

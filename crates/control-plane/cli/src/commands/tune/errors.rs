@@ -2,7 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use super::name::RunName;
+use super::{
+    name::RunName,
+    rollouts::{RolloutError, reward::RewardError},
+};
 use crate::{
     client::ClientError,
     deployment::selection::SelectionError,
@@ -111,6 +114,20 @@ pub(crate) enum TuneError {
         /// Command that resumes the run.
         resume: String,
     },
+    /// The rewards of GRPO cannot be computed.
+    #[error("cannot open the rewards")]
+    Rewards(#[from] RewardError),
+    #[error("--method grpo needs rewards")]
+    NoRewards,
+    #[error("--reward works only with --method grpo")]
+    UnusedRewards,
+    /// The trainer got no answers of the adapter.
+    #[error("the answers of a step failed")]
+    Rollouts {
+        source: RolloutError,
+        /// Command that resumes the run.
+        resume: String,
+    },
     #[error("cannot draw {path}: {reason}")]
     Plot { path: PathBuf, reason: String },
     #[error("the run {0} is not running")]
@@ -126,6 +143,8 @@ impl Explain for TuneError {
             Self::Client(error) => error.exit(),
             Self::NotServed { source, .. } | Self::NotAnswered { source, .. } => source.exit(),
             Self::Trainer { exit, .. } => *exit,
+            Self::Rollouts { source: RolloutError::Sample(error), .. } => error.exit(),
+            Self::NoRewards | Self::UnusedRewards => Exit::Usage,
             Self::Input { source, .. } | Self::Keep { source, .. } => Exit::of_system(source),
             Self::NoTrainer | Self::NoRun(_) | Self::NotUnderWay(_) | Self::NoModel(_) => Exit::NotFound,
             Self::NameTaken { .. } | Self::NameGone(_) | Self::UnderWay(_) | Self::AlreadyDone { .. } => {
@@ -137,6 +156,8 @@ impl Explain for TuneError {
             | Self::Run(_)
             | Self::Stopped { .. }
             | Self::AskingStopped { .. }
+            | Self::Rewards(_)
+            | Self::Rollouts { .. }
             | Self::Plot { .. } => Exit::Failed,
         }
     }
@@ -163,11 +184,17 @@ impl Explain for TuneError {
             Self::Trainer { resume, .. } => return resume.clone(),
             Self::Stopped { checkpoint: Some(_), resume }
             | Self::AskingStopped { resume, .. }
-            | Self::NotAnswered { resume, .. } => resume.clone(),
+            | Self::NotAnswered { resume, .. }
+            | Self::Rollouts { resume, .. } => resume.clone(),
+            Self::NoRewards => {
+                "add --reward FILE.py with a function reward(prompt, answer, row), or --reward URL".into()
+            }
+            Self::UnusedRewards => "remove --reward, or add --method grpo".into(),
             Self::NoModel(_) => "holobiont ls".into(),
             Self::NotServed { serve, .. } => serve.clone(),
             Self::Input { .. }
             | Self::Declined
+            | Self::Rewards(_)
             | Self::Keep { .. }
             | Self::Run(_)
             | Self::Data { .. }

@@ -2,6 +2,7 @@
 
 use control_protocol::training::{
     Correctness, LearnedText, RunResult, StepReport, TrainingEvent, TrainingPlan,
+    rollout::RewardReport,
 };
 
 use crate::terminal::{
@@ -90,13 +91,26 @@ fn adapter(plan: &TrainingPlan) -> String {
 
 /// Formats the text beside the progress bar.
 pub(super) fn step(step: &StepReport, held_out_loss: Option<f64>) -> String {
-    let mut parts = vec![format!("loss {:.3}", step.loss)];
+    // The loss of GRPO is near 0 at any reward.
+    let mut parts = match step.rewards {
+        Some(rewards) => vec![rewards_of(rewards)],
+        None => vec![format!("loss {:.3}", step.loss)],
+    };
     parts.extend(held_out_loss.map(|loss| format!("held out {loss:.3}")));
     parts.extend(step.tokens_per_second.map(|speed| format!("{speed:.0} tokens/s")));
     parts.extend(
         step.seconds_left.filter(|_| step.step < step.steps).map(|left| format!("{} left", time(left))),
     );
     parts.join(", ")
+}
+
+/// Returns the value of a step that the training changes: the mean reward of GRPO, else the loss.
+pub(super) fn goal(step: &StepReport) -> f64 {
+    step.rewards.map_or(step.loss, |rewards| rewards.mean)
+}
+
+fn rewards_of(RewardReport { mean, deviation, answer_tokens, .. }: RewardReport) -> String {
+    format!("reward {mean:.3} ± {deviation:.3}, {answer_tokens:.0} tokens an answer")
 }
 
 /// Formats an event as one line; `None` for events that are not shown.
@@ -119,7 +133,10 @@ pub(super) fn event(event: &TrainingEvent) -> Option<String> {
             format!("served: generation {}", short_generation(&printable(generation)))
         }
         TrainingEvent::Failed { message, .. } => format!("failed: {}", printable(message)),
-        TrainingEvent::Prompt(_) | TrainingEvent::Answered {} | TrainingEvent::Other => return None,
+        TrainingEvent::Prompt(_)
+        | TrainingEvent::Answered {}
+        | TrainingEvent::Rollouts(_)
+        | TrainingEvent::Other => return None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Subcommands about recorded training runs: list, show, print the log, cancel.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 use control_protocol::training::{Correctness, StepReport, TrainingEvent};
 use serde_json::json;
@@ -16,9 +16,13 @@ use crate::{
     home::HomeDirectory,
     terminal::{
         PrintFormat, Terminal, printable, quoted,
+        sparkline::sparkline,
         table::{pairs, short_generation, table},
     },
 };
+
+/// Width of the curve of a run.
+const CURVE_COLUMNS: usize = 40;
 
 /// Longest wait for a cancelled run to end, which covers the step under way and a checkpoint.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -88,7 +92,7 @@ fn list(home: &HomeDirectory, terminal: Terminal) {
             let rows: Vec<_> = records.iter().map(|record| row(record, home)).collect();
             terminal.print(table(
                 terminal.ink(),
-                ["RUN", "STATE", "STEPS", "LOSS", "HELD OUT", "STARTED"],
+                ["RUN", "STATE", "STEPS", "LOSS OR REWARD", "HELD OUT", "STARTED"],
                 &rows,
             ));
         }
@@ -102,7 +106,7 @@ fn row(record: &RunRecord, home: &HomeDirectory) -> [String; 6] {
         record.name.to_string(),
         record.state.as_str().to_owned(),
         progress.step.as_ref().map_or_else(|| "-".to_owned(), format::share),
-        loss(progress.step.as_ref().map(|step| step.loss)),
+        loss(progress.step.as_ref().map(format::goal)),
         loss(progress.held_out_loss),
         ago(record.started_at),
     ]
@@ -158,10 +162,20 @@ fn rows(record: &RunRecord, events: &[TrainingEvent], directory: &RunDirectory) 
     rows.push(("options", if options.is_empty() { "none".to_owned() } else { options.join(" ") }));
     rows.extend(progress.step.iter().map(|step| ("steps", format::share(step))));
     rows.extend(progress.step.iter().map(|step| ("loss", format::step(step, progress.held_out_loss))));
+    rows.push(("curve", sparkline(&goals(events), CURVE_COLUMNS)));
     rows.push(("adapter", record.output.display().to_string()));
     rows.extend(record.result.as_ref().map(|it| ("generation", short_generation(&it.generation))));
     rows.push(("kept in", directory.path().display().to_string()));
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Returns the losses, or the rewards of GRPO, by step. A resumed run repeats steps; the last value counts.
+fn goals(events: &[TrainingEvent]) -> Vec<f64> {
+    let of = |event: &TrainingEvent| match event {
+        TrainingEvent::Step(step) => Some((step.step, format::goal(step))),
+        _ => None,
+    };
+    events.iter().filter_map(of).collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]

@@ -42,6 +42,11 @@ impl TrainingOptions {
         self.0.get("draft").is_some_and(|draft| draft == &Value::Bool(true))
     }
 
+    /// True if the run learns from rewards.
+    pub(super) fn are_of_grpo(&self) -> bool {
+        self.0.get("method").is_some_and(|method| method == "grpo")
+    }
+
     /// Returns the random seed; 0 by default.
     pub(super) fn seed(&self) -> u64 {
         self.0.get("seed").and_then(Value::as_u64).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Draws losses by step as SVG. Text stays text, so drawing needs no fonts.
+//! Draws losses, or rewards, by step as SVG. Text stays text, so drawing needs no fonts.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -21,18 +21,32 @@ const TEXT: (&str, i32) = ("sans-serif", 15);
 const LOSS: RGBColor = RGBColor(0, 114, 178);
 const HELD_OUT: RGBColor = RGBColor(213, 94, 0);
 
-type LossCurve = BTreeMap<u64, f64>;
+/// Values by step.
+type StepCurve = BTreeMap<u64, f64>;
 
-/// Draws the losses of `events` into `path`.
+/// Draws the losses of `events` into `path`, or the rewards of a run of GRPO.
 pub(super) fn draw(path: &Path, title: &str, events: &[TrainingEvent]) -> Result<(), TuneError> {
+    let rewards = rewards(events);
     let (loss, held_out) = curves(events);
-    chart(path, title, &[("loss", &loss, LOSS), ("held out", &held_out, HELD_OUT)])
-        .map_err(|reason| TuneError::Plot { path: path.to_owned(), reason })
+    let drawn = match rewards.is_empty() {
+        true => chart(path, title, "loss", &[("loss", &loss, LOSS), ("held out", &held_out, HELD_OUT)]),
+        false => chart(path, title, "reward", &[("mean reward", &rewards, LOSS)]),
+    };
+    drawn.map_err(|reason| TuneError::Plot { path: path.to_owned(), reason })
+}
+
+/// Returns the mean rewards of GRPO by step.
+fn rewards(events: &[TrainingEvent]) -> StepCurve {
+    let of = |event: &TrainingEvent| match event {
+        TrainingEvent::Step(step) => step.rewards.map(|rewards| (step.step, rewards.mean)),
+        _ => None,
+    };
+    events.iter().filter_map(of).filter(|(_, reward)| reward.is_finite()).collect()
 }
 
 /// Returns the training and held-out losses. A resumed run repeats steps; the last value of a step counts.
-fn curves(events: &[TrainingEvent]) -> (LossCurve, LossCurve) {
-    let (mut loss, mut held_out) = (LossCurve::new(), LossCurve::new());
+fn curves(events: &[TrainingEvent]) -> (StepCurve, StepCurve) {
+    let (mut loss, mut held_out) = (StepCurve::new(), StepCurve::new());
     for event in events {
         match event {
             TrainingEvent::Step(step) => drop(loss.insert(step.step, step.loss)),
@@ -46,7 +60,12 @@ fn curves(events: &[TrainingEvent]) -> (LossCurve, LossCurve) {
     (loss, held_out)
 }
 
-fn chart(path: &Path, title: &str, curves: &[(&str, &LossCurve, RGBColor)]) -> Result<(), String> {
+fn chart(
+    path: &Path,
+    title: &str,
+    values: &str,
+    curves: &[(&str, &StepCurve, RGBColor)],
+) -> Result<(), String> {
     fn failed(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
@@ -67,7 +86,7 @@ fn chart(path: &Path, title: &str, curves: &[(&str, &LossCurve, RGBColor)]) -> R
         .map_err(failed)?;
     let mut mesh = chart.configure_mesh();
     mesh.x_desc("step")
-        .y_desc("loss")
+        .y_desc(values)
         .label_style(TEXT)
         .light_line_style(TRANSPARENT)
         .draw()
@@ -101,6 +120,20 @@ mod tests {
         let (loss, held_out) = curves(&events());
         assert_eq!(loss.into_iter().collect::<Vec<_>>(), [(1, 3.0), (2, 2.0), (3, 1.0)]);
         assert_eq!(held_out.into_iter().collect::<Vec<_>>(), [(2, 2.5)]);
+    }
+
+    #[test]
+    fn rewards_are_drawn_in_place_of_losses() {
+        let step = parse(
+            r#"{"event":"step","step":1,"steps":2,"loss":0.0,"rewards":{"mean":0.25,"deviation":0.5,"answer_tokens":9.0,"equal_groups":0,"logprob_difference":0.0}}"#,
+        );
+        let events = [step, events().remove(0)];
+        assert_eq!(rewards(&events).into_iter().collect::<Vec<_>>(), [(1, 0.25)]);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("reward.svg");
+        draw(&path, "json", &events).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert!(svg.contains("mean reward") && !svg.contains("held out"), "{svg}");
     }
 
     #[test]

@@ -6,10 +6,15 @@ use std::time::{Duration, Instant};
 use control_protocol::training::{StepReport, TrainingEvent};
 
 use super::format;
-use crate::terminal::{PrintFormat, Terminal, progress::MonotonicProgress, table::pairs};
+use crate::terminal::{
+    PrintFormat, Terminal, progress::MonotonicProgress, sparkline::sparkline, table::pairs,
+};
 
 /// Shortest interval between two lines about steps.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+/// Width of the curve beside a progress bar.
+const CURVE_COLUMNS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct ProgressView {
@@ -17,12 +22,14 @@ pub(super) struct ProgressView {
     asking: Option<MonotonicProgress>,
     bar: Option<MonotonicProgress>,
     held_out_loss: Option<f64>,
+    /// Losses, or rewards of GRPO, by step.
+    curve: Vec<f64>,
     last_line: Option<Instant>,
 }
 
 impl ProgressView {
     pub(super) fn new(terminal: Terminal) -> Self {
-        Self { terminal, asking: None, bar: None, held_out_loss: None, last_line: None }
+        Self { terminal, asking: None, bar: None, held_out_loss: None, curve: Vec::new(), last_line: None }
     }
 
     /// Shows an event; `line` is the event's original JSON line.
@@ -56,6 +63,7 @@ impl ProgressView {
             | TrainingEvent::Published { .. }
             | TrainingEvent::Prompt(_)
             | TrainingEvent::Answered {}
+            | TrainingEvent::Rollouts(_)
             | TrainingEvent::Other => {}
         }
     }
@@ -67,8 +75,11 @@ impl ProgressView {
 
     fn step(&mut self, step: &StepReport) {
         if self.terminal.animates() {
+            self.curve.push(format::goal(step));
+            let curve = sparkline(&self.curve, CURVE_COLUMNS);
             let bar = self.bar.get_or_insert_with(|| self.terminal.progress("training".into()));
-            return bar.at_step(step.step, step.steps, format::step(step, self.held_out_loss));
+            let text = format!("{} {curve}", format::step(step, self.held_out_loss));
+            return bar.at_step(step.step, step.steps, text);
         }
         let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
         if is_due || step.step == step.steps {

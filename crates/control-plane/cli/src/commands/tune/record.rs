@@ -5,6 +5,7 @@
 //! events.jsonl  events of the trainer, one per line
 //! trainer.log   stderr of the trainer
 //! answers.jsonl answers that a draft adapter learns from; asking.json: settings of the requests
+//! rollouts.jsonl answers of GRPO and their rewards, one per line
 //! checkpoints/  checkpoints of the trainer, until the run is done
 //! lock          held while the run is under way
 //! ```
@@ -74,6 +75,9 @@ pub(super) struct RunRecord {
     /// Teacher options of a draft adapter.
     #[serde(default)]
     pub(super) asks: TeacherOptions,
+    /// File or URL of the rewards of GRPO.
+    #[serde(default)]
+    pub(super) reward: Option<String>,
     pub(super) options: TrainingOptions,
     /// Path of the written adapter.
     pub(super) output: PathBuf,
@@ -170,6 +174,11 @@ impl RunDirectory {
         self.0.join("asking.json")
     }
 
+    /// Returns the file with the answers of GRPO and their rewards.
+    pub(super) fn rollouts(&self) -> PathBuf {
+        self.0.join("rollouts.jsonl")
+    }
+
     pub(super) fn trainer_log(&self) -> PathBuf {
         self.0.join("trainer.log")
     }
@@ -263,7 +272,8 @@ impl RunLock {
     /// Removes the files of an earlier run of this name, except answers, which are costly and reusable.
     pub(super) fn clear(&self) -> io::Result<()> {
         self.forget_checkpoints()?;
-        for path in [self.directory.events_path(), self.directory.trainer_log()] {
+        let directory = &self.directory;
+        for path in [directory.events_path(), directory.trainer_log(), directory.rollouts()] {
             gone(fs::remove_file(path))?;
         }
         Ok(())
@@ -308,6 +318,7 @@ mod tests {
             state: RunState::Running,
             data: vec!["/d.jsonl".into()],
             asks: TeacherOptions::default(),
+            reward: None,
             options: TrainingOptions::default(),
             output: "/o".into(),
             replaces: None,

@@ -46,6 +46,10 @@ pub(super) struct RunArguments {
     /// For --draft: maximum number of tokens of an answer [default: 256]
     #[arg(long, value_name = "N", requires = "draft", value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: Option<u32>,
+    /// For --method grpo: Python file with a function reward(prompt, answer, row), or URL that answers a
+    /// posted {"prompt", "answer", "row"} with {"reward": NUMBER}
+    #[arg(long, value_name = "FILE.py|URL")]
+    reward: Option<String>,
     #[command(flatten)]
     pub(super) training: TrainerOptions,
 }
@@ -82,8 +86,17 @@ pub(super) fn requested(
     let tuned = place.adapter_root.join(TUNED);
     let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
     let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
-    let (old, old_options) = earlier.map(|it| ((it.data, it.asks), it.options)).unzip();
-    let (old_data, old_asks): (Vec<PathBuf>, TeacherOptions) = old.unwrap_or_default();
+    let (old, old_options) = earlier.map(|it| ((it.data, it.asks, it.reward), it.options)).unzip();
+    let (old_data, old_asks, old_reward): (Vec<PathBuf>, TeacherOptions, Option<String>) =
+        old.unwrap_or_default();
+    let options = options.over(old_options.unwrap_or_default());
+    let reward = arguments.reward.map(|reward| absolute_reward(reward).map_err(input)).transpose()?;
+    let reward = reward.or(old_reward);
+    match (options.are_of_grpo(), &reward) {
+        (true, None) => return Err(TuneError::NoRewards),
+        (false, Some(_)) => return Err(TuneError::UnusedRewards),
+        _ => {}
+    }
     let asks = TeacherOptions {
         model: arguments.model.or(old_asks.model),
         answer_tokens: arguments.answer_tokens.or(old_asks.answer_tokens),
@@ -92,7 +105,8 @@ pub(super) fn requested(
         state: RunState::Running,
         data: if data.is_empty() { old_data } else { data },
         asks,
-        options: options.over(old_options.unwrap_or_default()),
+        options,
+        reward,
         output: output.unwrap_or_else(fresh),
         replaces,
         process: ProcessId::this(),
@@ -111,6 +125,16 @@ fn absolute(path: &Path) -> io::Result<PathBuf> {
         Err(_) if path.to_string_lossy().contains(['*', '?', '[']) => path::absolute(path),
         found => found,
     }
+}
+
+/// Returns the absolute path of a file with rewards, or the URL of an endpoint as it is.
+fn absolute_reward(reward: String) -> Result<String, (PathBuf, io::Error)> {
+    if reward.contains("://") {
+        return Ok(reward);
+    }
+    let path = PathBuf::from(&reward);
+    let absolute = path.canonicalize().map_err(|source| (path, source))?;
+    Ok(absolute.to_string_lossy().into_owned())
 }
 
 /// Returns the version that the name stands for, if the name is unchanged since the run began.

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, PipeReader},
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -18,6 +18,7 @@ use super::{
     progress::ProgressView,
     record::{EventLog, RunDirectory, RunLock, RunRecord, RunState, now},
     request::{RunArguments, requested},
+    rollouts::{RolloutWorker, reward::RewardSource},
     teacher_prompts::TeacherPrompts,
     trainer::{self, TRAINER, TrainerCommandSpec, TrainerExit, TrainerListener},
 };
@@ -52,6 +53,7 @@ pub(super) fn run(
     let place = gateway::find_target(&client, &arguments.name())?;
     let record = requested(arguments, earlier, place)?;
     let questions = TeacherPrompts::of(&record, &program, &client, terminal)?;
+    let rewards = record.reward.as_deref().map(RewardSource::open).transpose()?;
     let mut command = command(&record, &directory, &executor, questions.as_ref());
     command.extend(is_resumed.then(|| "--resume".into()));
     if is_dry {
@@ -67,7 +69,8 @@ pub(super) fn run(
     let log = log.map_err(keep(&directory.trainer_log()))?;
     let answered = questions.map_or(Ok(()), |questions| run.ask(&questions, &client));
     let result = answered
-        .and_then(|()| run.train(program, command, log))
+        .and_then(|()| rewards.map(|rewards| run.start_rollouts(rewards, &client)).transpose())
+        .and_then(|replies| run.train(program, command, log, replies))
         .and_then(|outcome| run.serve(&client, &outcome));
     let closed = run.close(&result).map_err(keep(directory.path()));
     let drawn = plot.map_or(Ok(()), |path| {
@@ -200,6 +203,8 @@ struct ActiveRun {
     claim: RunLock,
     log: EventLog,
     ears: EventReader,
+    /// Thread that answers the trainer's requests, in a run of GRPO.
+    rollouts: Option<RolloutWorker>,
     terminal: Terminal,
 }
 
@@ -212,8 +217,22 @@ impl ActiveRun {
             ears: EventReader { watch: ProgressView::new(terminal), heard },
             record,
             claim,
+            rollouts: None,
             terminal,
         })
+    }
+
+    /// Starts the thread that answers the trainer's requests; returns the trainer's end of the replies.
+    fn start_rollouts(
+        &mut self,
+        rewards: RewardSource,
+        client: &GatewayClient,
+    ) -> Result<PipeReader, TuneError> {
+        let (read, write) = io::pipe().map_err(TuneError::Run)?;
+        let log = self.claim.directory().rollouts();
+        let worker = RolloutWorker::start(client.clone(), &self.record.name, rewards, write, &log);
+        self.rollouts = Some(worker.map_err(keep(&log))?);
+        Ok(read)
     }
 
     /// Collects the target model's answers that a draft adapter learns from.
@@ -229,11 +248,18 @@ impl ActiveRun {
         program: PathBuf,
         arguments: Vec<std::ffi::OsString>,
         log: File,
+        replies: Option<PipeReader>,
     ) -> Result<RunResult, TuneError> {
-        let lock = self.claim.shared().map_err(TuneError::Run)?;
-        let recipe = TrainerCommandSpec { program, arguments, stdin: lock.into(), log };
+        let stdin = match replies {
+            Some(replies) => replies.into(),
+            None => self.claim.shared().map_err(TuneError::Run)?.into(),
+        };
+        let recipe = TrainerCommandSpec { program, arguments, stdin, log };
         let ending = trainer::run(recipe, self).map_err(TuneError::Run);
         self.ears.watch.end();
+        if let Some(Err(source)) = self.rollouts.take().map(RolloutWorker::end) {
+            return Err(TuneError::Rollouts { source, resume: self.record.name.resume() });
+        }
         check_exit(&ending?, &self.ears.heard, &self.record)?;
         let outcome = self.ears.heard.outcome.clone();
         outcome.ok_or_else(|| TuneError::Trainer {
@@ -295,6 +321,12 @@ impl TrainerListener for ActiveRun {
     }
 
     fn line(&mut self, line: &str) -> io::Result<()> {
+        if let (Some(rollouts), TrainingEvent::Rollouts(request)) =
+            (&self.rollouts, control_protocol::training::parse(line))
+        {
+            rollouts.request(request);
+            return Ok(());
+        }
         self.log.add(line)?;
         self.ears.line(line)
     }
@@ -316,6 +348,7 @@ mod tests {
             state: RunState::Running,
             data: vec!["data.jsonl".into()],
             asks: TeacherOptions::default(),
+            reward: None,
             options: TrainingOptions::default(),
             output: "out".into(),
             replaces: None,
