@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use plotters::{
     prelude::{
-        BLACK, ChartBuilder, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, TRANSPARENT,
+        BLACK, ChartBuilder, Circle, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, TRANSPARENT,
         WHITE,
     },
     style::Color,
@@ -94,6 +94,11 @@ fn chart(
     for &(name, curve, colour) in curves.iter().filter(|(_, curve, _)| !curve.is_empty()) {
         let points = curve.iter().map(|(step, loss)| (*step, *loss));
         let series = chart.draw_series(LineSeries::new(points, colour.stroke_width(2))).map_err(failed)?;
+        if let Some((&step, &value)) = curve.first_key_value().filter(|_| curve.len() == 1) {
+            // A line needs two values.
+            let dot = std::iter::once(Circle::new((step, value), 4, colour.filled()));
+            chart.draw_series(dot).map_err(failed)?;
+        }
         let mark = move |(x, y)| PathElement::new([(x, y), (x + 24, y)], colour.stroke_width(2));
         series.label(name).legend(mark);
     }
@@ -145,6 +150,7 @@ mod tests {
         for part in ["<svg", "pirate", "held out", "step", "</svg>"] {
             assert!(svg.contains(part), "{part} is not in {svg}");
         }
+        assert_eq!(svg.matches("<circle").count(), 1, "the only held-out loss is a dot: {svg}");
         let error = draw(&path, "pirate", &[]).unwrap_err();
         assert!(error.to_string().contains("the run has no steps yet"), "{error}");
     }
