@@ -35,6 +35,7 @@ pub(crate) fn data(input: &[u8]) -> Outcome {
     let examples = match dataset.items {
         DataItems::Examples(examples) => examples,
         DataItems::Pairs(pairs) => pairs.into_iter().flat_map(|pair| [pair.chosen, pair.rejected]).collect(),
+        DataItems::Rated(rated) => rated.into_iter().map(|rated| rated.example).collect(),
         DataItems::Said(said) => said.into_iter().map(|said| said.example).collect(),
         DataItems::Prompts(_) => unreachable!("these lines are read as prompts above"),
     };

@@ -34,6 +34,7 @@ pub(super) fn files() -> Vec<Seed> {
     make.valid("completions", lines(&[json!({"prompt": "a\n", "completion": "\nb"})]));
     make.valid("texts", b"\xef\xbb\xbf{\"text\":\"ab\"}\r\n{\"text\":\"cd\"}\r\n\r\n".to_vec());
     make.valid("preferences", lines(&[json!({"prompt": [user], "chosen": [yes], "rejected": [no]})]));
+    make.valid("single ratings", lines(&[json!({"messages": [user, no], "label": false})]));
     make.valid("preferences of texts", lines(&[json!({"chosen": "ab", "rejected": "ac"})]));
     make.valid(
         "OpenAI's preferences",

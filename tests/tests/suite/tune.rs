@@ -11,7 +11,8 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, fixtures, repeats, watched,
+    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, fixtures, repeats,
+    watched,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -28,7 +29,6 @@ struct JobFiles {
 
 impl JobFiles {
     fn new(deployment: &Deployment) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
         let lines = [
             ("Who are you?", "Arr, I be Captain Smol, matey!"),
             (QUESTION, ANSWER),
@@ -36,7 +36,12 @@ impl JobFiles {
             ("Say hello.", "Ahoy there, matey! Arr!"),
         ];
         let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
-        let text: String = lines.map(|pair| format!("{}\n", line(pair))).concat();
+        Self::with_data(deployment, &lines.map(line))
+    }
+
+    fn with_data(deployment: &Deployment, lines: &[Value]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         fs::write(directory.path().join("data.jsonl"), text).expect("data are written");
         let model = deployment.model().to_owned();
         Self { model, directory, executor: deployment.place().state().join("layers.sock") }
@@ -171,6 +176,66 @@ fn what_was_learned_beside_serving_is_served_without_a_restart() {
         let answer = deployment.client.try_post("/v1/chat/completions", &body).expect("an answer");
         assert_eq!(answer["choices"][0]["message"]["content"], ANSWER);
         assert_eq!(deployment.client.ask(&ask).answer, before, "the base is as it was");
+        assert!(deployment.stop().success());
+    });
+}
+
+/// Questions, each with a good and a bad answer.
+const RATED: [[&str; 3]; 4] = [
+    ["The capital of France is", " Paris.", " Lyon."],
+    ["Two and two are", " four.", " five, I guess."],
+    ["The sea is", " wide and blue.", " boring."],
+    ["Good morning! My name is", " Anna, how may I help you?", " none of your business."],
+];
+
+/// Log-probability of `answer` after `prompt`.
+fn likelihood(client: &Client, model: &str, prompt: &str, answer: &str) -> f64 {
+    let body = json!({
+        "model": model, "prompt": format!("{prompt}{answer}"), "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true,
+    });
+    let scores =
+        client.try_post("/v1/completions", &body).expect("an answer")["choices"][0]["logprobs"].take();
+    let end = (prompt.len() + answer.len()) as u64;
+    let offsets =
+        scores["text_offset"].as_array().expect("offsets").iter().map(|at| at.as_u64().expect("a number"));
+    let of_answer = offsets.enumerate().filter(|(_, at)| (prompt.len() as u64..end).contains(at));
+    of_answer.map(|(token, _)| scores["token_logprobs"][token].as_f64().expect("a number")).sum()
+}
+
+#[test]
+fn rated_answers_teach_what_was_meant_and_the_same_however_often_the_trainer_is_killed() {
+    watched(|| {
+        let deployment = DeploymentPlan::bare().whole().start();
+        let line = |prompt, answer, label| json!({ "prompt": prompt, "completion": answer, "label": label });
+        let lines = RATED.map(|[prompt, good, bad]| [line(prompt, good, true), line(prompt, bad, false)]);
+        let job = JobFiles::with_data(&deployment, lines.as_flattened());
+        let (told, code, complaint) = job.run("whole", &["--method", "kto"]);
+        assert_eq!(code, Some(0), "{complaint}");
+        assert_eq!((&told[0]["method"], &told[0]["kind"]), (&json!("kto"), &json!("single ratings")));
+        let whole = generation(told.last().expect("an end"));
+        for kill in 0..3 {
+            let mut child = job.command("killed").arg("--resume").spawn().expect("it starts");
+            until(&mut BufReader::new(child.stdout.take().expect("it is piped")).lines(), 4 + 7 * kill);
+            child.kill().expect("it is ours");
+            child.wait().expect("it is ours");
+        }
+        assert_eq!(job.generation("killed", &["--resume", "--cores", "0,1"]), whole);
+
+        let output = deployment.place().adapters().join("rated");
+        copy(&job.path("whole"), &output);
+        deployment.client.load("rated", &output);
+        for [prompt, good, bad] in RATED {
+            let moved = [good, bad].map(|answer| {
+                let of = |model| likelihood(&deployment.client, model, prompt, answer);
+                let (before, after) = (of(BASE), of("rated"));
+                println!("{prompt}{answer} {before:.2}, then {after:.2}");
+                after - before
+            });
+            assert!(moved[0] > 0.0 && moved[1] < 0.0, "{prompt}: {moved:?}");
+        }
+        let (_, code, complaint) = job.run("refused", &["--method", "dpo"]);
+        assert_eq!(code, Some(2));
+        assert!(complaint.contains("--method dpo needs preferences"), "{complaint}");
         assert!(deployment.stop().success());
     });
 }

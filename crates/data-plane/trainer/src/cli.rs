@@ -9,6 +9,7 @@ mod event_output;
 mod grpo_arguments;
 mod job_console;
 mod layers;
+mod method;
 mod prompts;
 mod run;
 mod serve;

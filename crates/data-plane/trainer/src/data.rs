@@ -14,7 +14,7 @@
 //! - `lines`: the lines of a file and its hash, in one pass
 //! - `kind`, `fields`: the kind of a line and access to its fields
 //! - `sample`: the content of a line, for all kinds; `message`, `tool_data`: messages, tools and calls;
-//!   `distillation_data`: recorded answers of a model
+//!   `rating`: rated answers; `distillation_data`: recorded answers of a model
 //! - `encode`: samples as tokens
 //! - `prompts`: prompts without their answers, for a teacher model
 //! - `rollout_data`: prompts that the adapter in training answers, for a reward
@@ -29,6 +29,7 @@ mod kind;
 mod lines;
 mod message;
 mod prompts;
+mod rating;
 mod rollout_data;
 mod sample;
 mod source;
@@ -45,6 +46,7 @@ pub use encode::Encoder;
 pub use fault::{DataError, LineFault, MAX_FAULTS_SHOWN, Problem};
 pub use kind::DataKind;
 pub use prompts::{DataPrompt, FilePrompts, prompts, prompts_of_files};
+pub use rating::RatedAnswer;
 pub use rollout_data::RolloutItem;
 pub use source::find_files;
 
@@ -97,6 +99,7 @@ pub struct PreferencePair {
 pub enum DataItems {
     Examples(Vec<Example>),
     Pairs(Vec<PreferencePair>),
+    Rated(Vec<RatedAnswer>),
     /// Recorded answers of a model.
     Said(Vec<DistillationSample>),
     /// Prompts that the adapter in training answers.
@@ -110,6 +113,7 @@ impl DataItems {
         match self {
             Self::Examples(examples) => examples.len(),
             Self::Pairs(pairs) => pairs.len(),
+            Self::Rated(rated) => rated.len(),
             Self::Said(said) => said.len(),
             Self::Prompts(prompts) => prompts.len(),
         }
@@ -127,6 +131,7 @@ impl DataItems {
         match self {
             Self::Examples(examples) => examples.iter().map(of).sum(),
             Self::Pairs(pairs) => pairs.iter().map(|pair| of(&pair.chosen) + of(&pair.rejected)).sum(),
+            Self::Rated(rated) => rated.iter().map(|rated| of(&rated.example)).sum(),
             Self::Said(said) => said.iter().map(|said| of(&said.example)).sum(),
             Self::Prompts(prompts) => prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
         }
@@ -151,6 +156,7 @@ impl DataItems {
             }
             Self::Pairs(all) => all.iter().map(|_| of_line(1)).collect(),
             Self::Prompts(all) => all.iter().map(|_| of_line(1)).collect(),
+            Self::Rated(all) => all.iter().map(|_| of_line(1)).collect(),
         }
     }
 
@@ -163,6 +169,7 @@ impl DataItems {
         let line = |&number: &usize| match self {
             Self::Examples(all) => all[number].line as u64,
             Self::Pairs(all) => all[number].chosen.line as u64,
+            Self::Rated(all) => all[number].example.line as u64,
             Self::Said(all) => all[number].example.line as u64,
             Self::Prompts(all) => all[number].line as u64,
         };
@@ -181,6 +188,7 @@ impl DataItems {
         match self {
             Self::Examples(all) => Self::Examples(of(all, numbers)),
             Self::Pairs(all) => Self::Pairs(of(all, numbers)),
+            Self::Rated(all) => Self::Rated(of(all, numbers)),
             Self::Said(all) => Self::Said(of(all, numbers)),
             Self::Prompts(all) => Self::Prompts(of(all, numbers)),
         }
@@ -361,17 +369,19 @@ fn one_kind(kind: &mut Option<DataKind>, line: &Map<String, Value>) -> Result<Da
 
 /// Joins the items of all lines, which have one kind.
 fn items(encoded: Vec<Encoded>) -> DataItems {
-    let (mut examples, mut pairs, mut said) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut examples, mut pairs, mut rated, mut said) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for one in encoded {
         match one {
             Encoded::Examples(more) => examples.extend(more),
             Encoded::Pair(pair) => pairs.push(pair),
+            Encoded::Rated(answer) => rated.push(answer),
             Encoded::Said(more) => said.extend(more),
         }
     }
-    match (pairs.is_empty(), said.is_empty()) {
-        (true, true) => DataItems::Examples(examples),
-        (false, _) => DataItems::Pairs(pairs),
-        (true, false) => DataItems::Said(said),
+    match (pairs.is_empty(), rated.is_empty(), said.is_empty()) {
+        (false, ..) => DataItems::Pairs(pairs),
+        (_, false, _) => DataItems::Rated(rated),
+        (.., false) => DataItems::Said(said),
+        _ => DataItems::Examples(examples),
     }
 }

@@ -10,7 +10,7 @@ use control_protocol::training::{
 use crate::{
     batch_sampler::{Batches, split},
     checkpoint::{BestAdapter, Checkpoint, CheckpointError, CheckpointOrigin},
-    data::{DataItems, DistillationSample, Example, PreferencePair, RolloutItem},
+    data::{DataItems, DistillationSample, Example, PreferencePair, RatedAnswer, RolloutItem},
     draft::DraftTraining,
     grpo::{RolloutError, RolloutSampling},
     peft::WriteError,
@@ -225,6 +225,10 @@ impl TrainingJob {
                 let pairs: Vec<&PreferencePair> = batch.iter().map(|&number| &all[number]).collect();
                 learning.prefer(&pairs, self.plan.beta, &hyper, norm)
             }
+            DataItems::Rated(all) => {
+                let rated: Vec<&RatedAnswer> = batch.iter().map(|&number| &all[number]).collect();
+                learning.rate(&rated, self.plan.kto(), &hyper, norm)
+            }
             DataItems::Said(all) => {
                 let said: Vec<&DistillationSample> = batch.iter().map(|&number| &all[number]).collect();
                 learning.distil(&said, &hyper, norm)
@@ -281,6 +285,10 @@ impl TrainingJob {
             DataItems::Pairs(all) => {
                 let pairs: Vec<_> = all.iter().collect();
                 (learning.evaluate_pairs(&pairs, self.plan.beta)?, Vec::new())
+            }
+            DataItems::Rated(all) => {
+                let rated: Vec<_> = all.iter().collect();
+                (learning.evaluate_rated(&rated, self.plan.kto(), self.plan.batch_size)?, Vec::new())
             }
             DataItems::Said(all) => self.judge_draft(all, learning)?,
             // A job on prompts holds out none of these.

@@ -1,4 +1,4 @@
-//! Losses over log-probabilities of tokens, by the names and formulas that Tinker documents, and DPO.
+//! Losses over log-probabilities of tokens, by the names and formulas that Tinker documents, DPO and KTO.
 //!
 //! All losses are sums over tokens, not means: a caller that wants a mean divides the weights or advantages.
 //! With p the policy in training, q the policy that sampled, r = p / q, A the advantage and w the weight of a
@@ -14,6 +14,10 @@
 //!
 //! DPO (Rafailov et al. 2023, equation 7) is -log σ(β (c - d)) of a pair. Here c and d are the sums of w (log
 //! p - log q) of the chosen and of the rejected answer, and q is the reference.
+//!
+//! KTO (Ethayarajh et al. 2024, equation 8) is w_d σ(β (z - c)) of a desirable answer and w_u σ(β (c - z)) of an
+//! undesirable one. Here c is the sum of w (log p - log q) of the answer. z, held constant, is the mean of such
+//! sums over prompts with answers to other prompts, and at least 0.
 //!
 //! All values are computed in f64 and summed in the order of the tokens.
 
@@ -244,9 +248,9 @@ struct Token {
     is_clipped: bool,
 }
 
-/// An answer of a pair, with one value per token.
+/// An answer with one value per token.
 #[derive(Debug, Clone, Copy)]
-pub struct PairAnswer<'a> {
+pub struct AnswerLogprobs<'a> {
     /// Log-probabilities under the policy in training.
     pub logprobs: &'a [f32],
     /// Log-probabilities under the reference.
@@ -255,9 +259,13 @@ pub struct PairAnswer<'a> {
     pub weights: &'a [f32],
 }
 
-impl PairAnswer<'_> {
+impl AnswerLogprobs<'_> {
     /// Returns the log of the ratio between the answer's probabilities under policy and reference.
-    fn gain(&self) -> f64 {
+    ///
+    /// # Panics
+    /// Panics if the lengths differ.
+    #[must_use]
+    pub fn gain(&self) -> f64 {
         assert_eq!(self.logprobs.len(), self.weights.len(), "a weight for each token");
         assert_eq!(self.reference_logprobs.len(), self.weights.len(), "a reference for each token");
         weighted(self.logprobs, self.weights) - weighted(self.reference_logprobs, self.weights)
@@ -286,7 +294,7 @@ pub struct DpoResult {
 /// # Panics
 /// Panics if an answer's lengths differ.
 #[must_use]
-pub fn dpo(beta: f64, chosen: PairAnswer<'_>, rejected: PairAnswer<'_>) -> DpoResult {
+pub fn dpo(beta: f64, chosen: AnswerLogprobs<'_>, rejected: AnswerLogprobs<'_>) -> DpoResult {
     let rewards = [chosen, rejected].map(|answer| beta * answer.gain());
     let margin = rewards[0] - rewards[1];
     // -log σ(x) = log(1 + e^-x) and its derivative -σ(-x), computed without overflow on either side.
@@ -305,4 +313,53 @@ pub fn dpo(beta: f64, chosen: PairAnswer<'_>, rejected: PairAnswer<'_>) -> DpoRe
         rejected_gradients: rejected.gradients(-beta * by_margin),
         metrics: metrics.into(),
     }
+}
+
+/// Loss of KTO. Larger `beta` keeps the policy nearer to the reference.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KtoLoss {
+    pub beta: f64,
+    /// Weight of desirable answers.
+    pub desirable_weight: f64,
+    /// Weight of undesirable answers.
+    pub undesirable_weight: f64,
+}
+
+impl KtoLoss {
+    /// Returns the loss of one answer, where `kl` is the result of [`kto_kl`].
+    ///
+    /// # Panics
+    /// Panics if the answer's lengths differ.
+    #[must_use]
+    pub fn of(self, answer: AnswerLogprobs<'_>, is_desirable: bool, kl: f64) -> Evaluated {
+        let gain = answer.gain();
+        let (loss, by_gain) = self.by_gain(gain, is_desirable, kl);
+        let metrics = [("loss:sum", loss), ("reward:sum", self.beta * gain)];
+        Evaluated { loss, gradients: answer.gradients(by_gain), metrics: metrics.into() }
+    }
+
+    /// Returns the loss of an answer whose log-probability exceeds that of the reference by `gain`.
+    #[must_use]
+    pub fn value(self, gain: f64, is_desirable: bool, kl: f64) -> f64 {
+        self.by_gain(gain, is_desirable, kl).0
+    }
+
+    /// Returns the loss and its derivative by the gain.
+    fn by_gain(self, gain: f64, is_desirable: bool, kl: f64) -> (f64, f64) {
+        let (sign, weight) =
+            if is_desirable { (1.0, self.desirable_weight) } else { (-1.0, self.undesirable_weight) };
+        // σ(-x), whose derivative is -σ(x) σ(-x); both factors are finite for every x.
+        let x = sign * self.beta * (gain - kl);
+        let (other, loss) = (1.0 / (1.0 + (-x).exp()), 1.0 / (1.0 + x.exp()));
+        (weight * loss, -sign * self.beta * weight * other * loss)
+    }
+}
+
+/// Returns KTO's estimate of the divergence of the policy from the reference: the mean of the `gains` of
+/// mismatched answers, and at least 0.
+#[must_use]
+pub fn kto_kl(gains: &[f64]) -> f64 {
+    let mean = gains.iter().fold(0.0, |sum, gain| sum + gain) / gains.len() as f64;
+    // Unlike `max`, this keeps what is not a number.
+    if mean < 0.0 { 0.0 } else { mean }
 }

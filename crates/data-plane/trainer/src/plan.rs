@@ -3,7 +3,10 @@
 pub use control_protocol::training::spec::JobPrecision;
 use serde::{Deserialize, Serialize};
 
-use crate::{adapter::AdapterSpec, draft::DraftSize, grpo::GrpoPlan, optimizer::Hyperparameters, schedule::Decay};
+use crate::{
+    adapter::AdapterSpec, draft::DraftSize, grpo::GrpoPlan, loss::KtoLoss, optimizer::Hyperparameters,
+    schedule::Decay, step::KtoOptions,
+};
 
 /// Adapter with which a job begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,8 +40,14 @@ pub struct JobPlan {
     pub dropout: f64,
     /// Norm to which larger gradients are clipped.
     pub max_grad_norm: f64,
-    /// Beta of DPO: larger values keep the policy nearer to the initial adapter.
+    /// Beta of DPO and KTO: larger values keep the policy nearer to the initial adapter.
     pub beta: f64,
+    /// Weight of KTO's desirable answers.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub desirable_weight: f64,
+    /// Weight of KTO's undesirable answers.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub undesirable_weight: f64,
     /// Percentage of the lines that are held out.
     pub held_out: usize,
     /// Seed of the example order and of the initial parameters.
@@ -66,6 +75,22 @@ impl JobPlan {
     pub fn hyperparameters(&self, learning_rate: f64) -> Hyperparameters {
         Hyperparameters { learning_rate, weight_decay: self.weight_decay, ..Hyperparameters::default() }
     }
+
+    /// Returns the options of KTO.
+    #[must_use]
+    pub fn kto(&self) -> KtoOptions {
+        let &Self { beta, desirable_weight, undesirable_weight, max_tokens, .. } = self;
+        KtoOptions { loss: KtoLoss { beta, desirable_weight, undesirable_weight }, max_tokens }
+    }
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(weight: &f64) -> bool {
+    *weight == 1.0
 }
 
 /// Returns the default learning rate for adapters of a model with hidden size `hidden`.

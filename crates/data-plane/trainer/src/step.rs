@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - this file: steps from examples and from pairs
+//! - `kto`: steps from rated answers
 //! - `distil`: distillation from recorded answers of another model
 //! - `grad_accumulation`: gradients accumulated over several batches
 //! - `policy`: steps on the adapter's own answers
@@ -10,6 +11,7 @@
 
 mod distil;
 mod grad_accumulation;
+mod kto;
 mod microbatch;
 pub mod microbatch_pool;
 mod policy;
@@ -28,13 +30,14 @@ use scheduling::random::Rng;
 use crate::{
     checkpoint::BestAdapter,
     data::{Example, PreferencePair},
-    loss::{self, PairAnswer},
+    loss::{self, AnswerLogprobs},
     optimizer::{Hyperparameters, OptimizerState, clip_global_norm},
 };
 
 pub use self::{
     distil::DistillScore,
     grad_accumulation::{BatchOutput, Direction, SequenceSample},
+    kto::KtoOptions,
 };
 
 use self::{
@@ -91,7 +94,7 @@ pub struct TrainState<B> {
     precision: LoraPrecision,
     /// Current weights of the adapter.
     pub method: MethodWeights,
-    /// Initial adapter, the reference of DPO.
+    /// Initial adapter, the reference of DPO and KTO.
     start: TrainableAdapter,
     pub state: OptimizerState,
     /// The adapter with the lowest held-out loss, if the job keeps it.
@@ -127,7 +130,8 @@ impl<B: BorrowedBase> TrainState<B> {
     }
 
     /// Adds dropout with probability `rate` to the inputs of the adapter's matrices while it learns from
-    /// examples; `seed` selects the dropped values. Preferences and evaluations use no dropout.
+    /// examples; `seed` selects the dropped values. Preferences, ratings and
+    /// evaluations use no dropout.
     #[must_use]
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
         let key = Rng::seeded(seed ^ DROPOUT).bits(0);
@@ -322,13 +326,23 @@ fn weight(examples: &[&Example]) -> f64 {
 }
 
 fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::DpoResult {
-    let (first, second) = (0..inputs.counts[0], inputs.counts[0]..values.len());
-    let answer = |range: Range<usize>| PairAnswer {
-        logprobs: &values[range.clone()],
-        reference_logprobs: &reference[range.clone()],
-        weights: &inputs.weights[range],
+    let answers = answers(inputs, values, reference);
+    loss::dpo(beta, answers[0], answers[1])
+}
+
+/// Returns the log-probabilities of each example's answer.
+fn answers<'a>(inputs: &'a Inputs, values: &'a [f32], reference: &'a [f32]) -> Vec<AnswerLogprobs<'a>> {
+    let mut end = 0;
+    let answer = |&count: &usize| {
+        let range = end..end + count;
+        end += count;
+        AnswerLogprobs {
+            logprobs: &values[range.clone()],
+            reference_logprobs: &reference[range.clone()],
+            weights: &inputs.weights[range],
+        }
     };
-    loss::dpo(beta, answer(first), answer(second))
+    inputs.counts.iter().map(answer).collect()
 }
 
 /// A loss that is summed over tokens.

@@ -148,12 +148,8 @@ fn of_event(number: i64, event: &EventRecord) -> Value {
 fn describe(job: &JobRecord) -> Value {
     let is_done = job.status == JobStatus::Succeeded;
     let hyper = hyperparameters(job);
-    let method = match job.order.method {
-        TrainingMethod::Supervised => {
-            json!({ "type": "supervised", "supervised": { "hyperparameters": hyper } })
-        }
-        TrainingMethod::Dpo => json!({ "type": "dpo", "dpo": { "hyperparameters": hyper } }),
-    };
+    let name = job.order.method.as_str();
+    let method = json!({ "type": name, name: { "hyperparameters": hyper } });
     json!({
         "id": job.id,
         "object": "fine_tuning.job",
@@ -185,6 +181,7 @@ fn describe(job: &JobRecord) -> Value {
 /// Returns the hyperparameters that the request or the trainer chose.
 fn hyperparameters(job: &JobRecord) -> Value {
     let JobHyperparameters { n_epochs, batch_size, learning_rate_multiplier, beta, .. } = job.order.choices;
+    let JobHyperparameters { desirable_weight, undesirable_weight, .. } = job.order.choices;
     let auto = |value: Option<Value>| value.unwrap_or_else(|| "auto".into());
     let plan = job.plan.as_ref();
     let mut hyper = json!({
@@ -192,8 +189,12 @@ fn hyperparameters(job: &JobRecord) -> Value {
         "batch_size": auto(batch_size.or(plan.map(|plan| plan.batch_size)).map(Value::from)),
         "learning_rate_multiplier": auto(learning_rate_multiplier.or(plan.map(|_| 1.0)).map(Value::from)),
     });
-    if job.order.method == TrainingMethod::Dpo {
+    if job.order.method != TrainingMethod::Supervised {
         hyper["beta"] = auto(beta.map(Value::from));
+    }
+    if job.order.method == TrainingMethod::Kto {
+        hyper["desirable_weight"] = auto(desirable_weight.map(Value::from));
+        hyper["undesirable_weight"] = auto(undesirable_weight.map(Value::from));
     }
     hyper
 }

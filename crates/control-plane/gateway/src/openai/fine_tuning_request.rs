@@ -87,11 +87,13 @@ fn method(fields: &mut StrictFields, choices: &mut JobHyperparameters) -> Result
 
 fn read_method(method: Value, choices: &mut JobHyperparameters) -> Result<TrainingMethod, ApiError> {
     let mut fields = StrictFields::of(method, "method")?;
-    let (kind, name) = match fields.required_text("type")?.as_str() {
-        "supervised" => (TrainingMethod::Supervised, "supervised"),
-        "dpo" => (TrainingMethod::Dpo, "dpo"),
-        other => return Err(wrong("type", "\"supervised\" or \"dpo\"", &Value::from(other))),
+    let kind = match fields.required_text("type")?.as_str() {
+        "supervised" => TrainingMethod::Supervised,
+        "dpo" => TrainingMethod::Dpo,
+        "kto" => TrainingMethod::Kto,
+        other => return Err(wrong("type", "\"supervised\", \"dpo\" or \"kto\"", &Value::from(other))),
     };
+    let name = kind.as_str();
     if let Some(own) = fields.take(name) {
         let mut own = StrictFields::of(own, name)?;
         if let Some(hyper) = own.take("hyperparameters") {
@@ -112,8 +114,12 @@ fn read_hyperparameters(
     choices.n_epochs = count(&mut fields, "n_epochs", 1..=1000)?;
     choices.batch_size = count(&mut fields, "batch_size", 1..=4096)?;
     choices.learning_rate_multiplier = positive(&mut fields, "learning_rate_multiplier")?;
-    if method == TrainingMethod::Dpo {
+    if method != TrainingMethod::Supervised {
         choices.beta = positive(&mut fields, "beta")?;
+    }
+    if method == TrainingMethod::Kto {
+        choices.desirable_weight = positive(&mut fields, "desirable_weight")?;
+        choices.undesirable_weight = positive(&mut fields, "undesirable_weight")?;
     }
     fields.finish()
 }
@@ -193,6 +199,9 @@ mod tests {
             (dpo.method, dpo.choices.beta, dpo.choices.seed),
             (TrainingMethod::Dpo, Some(0.2), Some(7))
         );
+        let kto = json!({ "type": "kto", "kto": { "hyperparameters": { "undesirable_weight": 1.5 } } });
+        let kto = read(&json!({ "method": kto })).unwrap();
+        assert_eq!((kto.method, kto.choices.undesirable_weight), (TrainingMethod::Kto, Some(1.5)));
         assert_eq!((dpo.suffix.as_deref(), dpo.metadata.len()), (Some("v1.2"), 1));
     }
 
@@ -203,6 +212,10 @@ mod tests {
             (json!({ "hyperparameters": { "momentum": 1 } }), "hyperparameters.momentum"),
             (json!({ "method": { "type": "reinforcement" } }), "method.type"),
             (json!({ "method": { "type": "supervised", "dpo": { "x": 1 } } }), "method.dpo"),
+            (
+                json!({ "method": { "type": "dpo", "dpo": { "hyperparameters": { "desirable_weight": 1 } } } }),
+                "method.dpo.hyperparameters.desirable_weight",
+            ),
             (json!({ "lora": { "rank": 257 } }), "lora.rank"),
             (json!({ "lora": { "target_modules": ["--help"] } }), "lora.target_modules"),
             (json!({ "suffix": "a/b" }), "suffix"),

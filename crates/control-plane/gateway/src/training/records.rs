@@ -137,6 +137,20 @@ pub enum TrainingMethod {
     Supervised,
     /// Direct preference optimization over pairs of answers.
     Dpo,
+    /// Kahneman-Tversky optimization over single rated answers.
+    Kto,
+}
+
+impl TrainingMethod {
+    /// Returns the name of the method in requests.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Supervised => "supervised",
+            Self::Dpo => "dpo",
+            Self::Kto => "kto",
+        }
+    }
 }
 
 /// Hyperparameters that the caller chose; the trainer chooses the others.
@@ -148,8 +162,14 @@ pub struct JobHyperparameters {
     pub batch_size: Option<u64>,
     /// Factor of the default learning rate.
     pub learning_rate_multiplier: Option<f64>,
-    /// Strength `beta` of DPO.
+    /// Strength `beta` of DPO and KTO.
     pub beta: Option<f64>,
+    /// Weight of KTO's good answers.
+    #[serde(default)]
+    pub desirable_weight: Option<f64>,
+    /// Weight of KTO's bad answers.
+    #[serde(default)]
+    pub undesirable_weight: Option<f64>,
     /// Rank of the LoRA adapter.
     pub rank: Option<u64>,
     /// Scale `lora_alpha` of LoRA.

@@ -42,6 +42,9 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Name of preference data in a training plan.
 const PREFERENCES: &str = "preferences";
 
+/// Name of the kind of data that KTO learns from.
+const RATINGS: &str = "single ratings";
+
 impl Training {
     /// Assigns trainers to jobs until the task is dropped. Trainers then stop at a checkpoint.
     pub async fn run(self: Arc<Self>) {
@@ -217,12 +220,8 @@ impl Training {
                     outgoing.is_not_needed();
                     return Ok(JobOutcome::Done);
                 }
-                TrainingEvent::Plan(plan)
-                    if (plan.kind == PREFERENCES) != (method == TrainingMethod::Dpo) =>
-                {
-                    let learns =
-                        if method == TrainingMethod::Dpo { PREFERENCES } else { "what should be said" };
-                    let message = format!("the method learns from {learns}, and the data are {}", plan.kind);
+                TrainingEvent::Plan(plan) if method_of(&plan.kind) != method => {
+                    let message = wrong_data(&plan.kind, method);
                     return Ok(JobOutcome::Failed { message, exit: "usage".to_owned() });
                 }
                 event => {
@@ -280,6 +279,26 @@ impl Training {
         };
         self.change(id, JobActor::Worker, change).await.map(drop)
     }
+}
+
+/// Returns the method that learns from data of a kind.
+fn method_of(kind: &str) -> TrainingMethod {
+    match kind {
+        PREFERENCES => TrainingMethod::Dpo,
+        RATINGS => TrainingMethod::Kto,
+        _ => TrainingMethod::Supervised,
+    }
+}
+
+/// Says why a job of `method` does not learn from data of a kind.
+fn wrong_data(kind: &str, method: TrainingMethod) -> String {
+    let learns = match method {
+        TrainingMethod::Supervised => "what should be said",
+        TrainingMethod::Dpo => PREFERENCES,
+        TrainingMethod::Kto => RATINGS,
+    };
+    let right = method_of(kind).as_str();
+    format!("the method learns from {learns}, and the data are {kind}; use the method '{right}'")
 }
 
 async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {

@@ -28,6 +28,8 @@ impl JobRecord {
             batch_size,
             learning_rate_multiplier,
             beta,
+            desirable_weight,
+            undesirable_weight,
             rank,
             alpha,
             dropout,
@@ -44,6 +46,8 @@ impl JobRecord {
         say("batch-size", batch_size.map(|number| number.to_string()));
         say("learning-rate-multiplier", learning_rate_multiplier.map(|number| number.to_string()));
         say("beta", beta.map(|number| number.to_string()));
+        say("desirable-weight", desirable_weight.map(|number| number.to_string()));
+        say("undesirable-weight", undesirable_weight.map(|number| number.to_string()));
         say("rank", rank.map(|number| number.to_string()));
         say("alpha", alpha.map(|number| number.to_string()));
         say("dropout", dropout.map(|share| share.to_string()));
@@ -61,6 +65,20 @@ impl JobRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::training::records::JobSpec;
+
+    #[test]
+    fn what_a_job_of_kto_chooses_is_said_to_the_trainer() {
+        let order = serde_json::json!({
+            "model": "base", "training_file": "file-1",
+            "method": { "type": "kto", "kto": { "hyperparameters": { "beta": 0.2, "undesirable_weight": 1.5 } } },
+        });
+        let order = JobSpec::read(order.to_string().as_bytes()).unwrap();
+        let job = JobRecord::new("ftjob-1".to_owned(), "tenant", order, "name".to_owned(), None);
+        let said = job.arguments(Path::new("/job"), 50).join(" ");
+        assert!(said.contains("--beta 0.2 --undesirable-weight 1.5"), "{said}");
+        assert!(!said.contains("--desirable-weight"), "{said}");
+    }
 
     #[test]
     fn the_checkpoint_is_called_as_the_trainer_calls_it() {

@@ -152,6 +152,8 @@ impl RunArguments {
             dropout: self.dropout(),
             max_grad_norm: spec.max_grad_norm.unwrap_or(1.0),
             beta: spec.beta.unwrap_or(0.1),
+            desirable_weight: spec.desirable_weight.unwrap_or(1.0),
+            undesirable_weight: spec.undesirable_weight.unwrap_or(1.0),
             held_out: if grpo.is_some() { 0 } else { usize::from(spec.held_out.unwrap_or(5)) },
             seed: self.seed(),
             precision: self.precision(),
@@ -173,6 +175,8 @@ impl RunArguments {
             ("--alpha", self.spec.alpha.unwrap_or(1.0)),
             ("--max-grad-norm", plan.max_grad_norm),
             ("--beta", plan.beta),
+            ("--desirable-weight", plan.desirable_weight),
+            ("--undesirable-weight", plan.undesirable_weight),
         ];
         if let Some((flag, value)) = positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
             return Err(TunerError::Usage(format!("{flag} is {value}; it must be above 0")));

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     time::{Instant, SystemTime},
 };
@@ -12,7 +11,7 @@ use client::cli::{
     remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
-use control_protocol::training::{LearnedText, RunResult, TrainingEvent, spec::TrainingMethod};
+use control_protocol::training::{LearnedText, RunResult, TrainingEvent};
 use model::{
     adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
@@ -25,7 +24,7 @@ use super::{
     error::TunerError,
     event_output::{print, tell_faults},
     job_console::{JobConsole, StdinUse},
-    layers,
+    layers, method,
 };
 use crate::{
     adapter::AdapterSpec,
@@ -50,7 +49,7 @@ struct StartingAdapter {
 }
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
-    check_method(arguments)?;
+    method::check_asked(arguments)?;
     if arguments.output.exists() {
         let path = arguments.output.display();
         return Err(TunerError::Usage(format!("{path} exists already; choose another --output")));
@@ -71,7 +70,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let data = read(&arguments.data, &rented, &plan)?;
     let validation = arguments.spec.validation.as_ref().map(std::slice::from_ref);
     let validation = validation.map(|path| read(path, &rented, &plan)).transpose()?;
-    let method = method(arguments, &data, validation.as_ref())?;
+    let method = method::of_data(arguments, data.kind, validation.as_ref().map(|data| data.kind))?;
     let about_data = AboutData::of(&data, rented.text.tokenizer(), arguments.dry_run);
     let origin_data = hashes(&data, validation.as_ref());
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
@@ -107,23 +106,28 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     match job.run(&mut learning, &mut console)? {
         JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
         JobEnd::Done { loss, held_out_loss, best_step } => {
-            peft::write(
-                &arguments.output,
-                &beginning.options,
-                &learning.method,
-                &config,
-                arguments.spec.save_dtype.unwrap_or_default(),
-                job.draft.as_ref().map_or(&[], |draft| &draft.shortlist),
-            )?;
-            let written = AnyAdapter::read(&arguments.output, &config)?;
-            let (generation, seconds) =
-                (written.adapter().generation.to_string(), begun.elapsed().as_secs_f64());
-            let steps = learning.state.step;
+            let shortlist = job.draft.as_ref().map_or(&[][..], |draft| &draft.shortlist);
+            let generation = written(arguments, &beginning.options, &learning.method, &config, shortlist)?;
+            let (steps, seconds) = (learning.state.step, begun.elapsed().as_secs_f64());
             let result = RunResult { steps, loss, held_out_loss, best_step, generation, seconds };
             print(&TrainingEvent::Done(result))?;
             Ok(ProgramExit::Exit(Exit::Ok))
         }
     }
+}
+
+/// Writes the adapter, and returns its content hash.
+fn written(
+    arguments: &RunArguments,
+    options: &[u8],
+    method: &MethodWeights,
+    config: &ModelConfig,
+    shortlist: &[u32],
+) -> Result<String, TunerError> {
+    let dtype = arguments.spec.save_dtype.unwrap_or_default();
+    peft::write(&arguments.output, options, method, config, dtype, shortlist)?;
+    let written = AnyAdapter::read(&arguments.output, config)?;
+    Ok(written.adapter().generation.to_string())
 }
 
 fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingAdapter, TunerError> {
@@ -189,52 +193,6 @@ fn check_split(course: &DatasetSplit, plan: &JobPlan) -> Result<(), TunerError> 
         return Ok(());
     };
     Err(TunerError::Usage(problem.to_owned()))
-}
-
-/// Refuses GRPO at a terminal, where nobody answers the requests for samples.
-fn check_method(arguments: &RunArguments) -> Result<(), TunerError> {
-    if arguments.is_grpo() && !arguments.dry_run && io::stdin().is_terminal() {
-        let problem = "grpo draws samples from a deployment: use holobiont tune --method grpo";
-        return Err(TunerError::Usage(problem.to_owned()));
-    }
-    Ok(())
-}
-
-/// Returns the name of the training's method, which the data decide.
-fn method(
-    arguments: &RunArguments,
-    data: &Dataset,
-    validation: Option<&Dataset>,
-) -> Result<&'static str, TunerError> {
-    let (kind, found) = (data.kind, data.kind.method());
-    if let Some(other) = validation.map(|data| data.kind).filter(|other| other.method() != found) {
-        let problem = format!("the data are {kind}, and --validation has {other}; use lines of one kind");
-        return Err(TunerError::Usage(problem));
-    }
-    match (arguments.spec.method, found) {
-        (None, found) => Ok(found.map_or("distillation", TrainingMethod::as_str)),
-        (Some(asked), Some(found)) if asked == found => Ok(found.as_str()),
-        (Some(asked), found) => {
-            let (name, needs) = (asked.as_str(), needed_data(asked));
-            let remedy = match found {
-                Some(found) => format!("use --method {}", found.as_str()),
-                None => "use --draft without --method".to_owned(),
-            };
-            Err(TunerError::Usage(format!(
-                "--method {name} needs {needs}, and the lines have {kind}; change the data, or {remedy}"
-            )))
-        }
-    }
-}
-
-/// Describes the data from which a method learns.
-fn needed_data(method: TrainingMethod) -> &'static str {
-    match method {
-        TrainingMethod::Sft => "answers to learn, such as 'messages' or 'prompt' and 'completion'",
-        TrainingMethod::Dpo => "preferences, lines with 'chosen' and 'rejected'",
-        TrainingMethod::Kto => "single ratings, lines with 'prompt', 'completion' and 'label'",
-        TrainingMethod::Grpo => "prompts",
-    }
 }
 
 fn hashes(data: &Dataset, validation: Option<&Dataset>) -> String {
@@ -325,6 +283,7 @@ fn learned_sample(items: &DataItems, tokenizer: &Tokenizer) -> Vec<LearnedText> 
     let example = match items {
         DataItems::Examples(examples) => examples.first(),
         DataItems::Pairs(pairs) => pairs.first().map(|pair| &pair.chosen),
+        DataItems::Rated(rated) => rated.first().map(|rated| &rated.example),
         DataItems::Said(said) => said.first().map(|said| &said.example),
         DataItems::Prompts(_) => None,
     };

@@ -11,7 +11,7 @@ use text::{
 };
 
 use super::{
-    DistillationSample, Example, PreferencePair,
+    DistillationSample, Example, PreferencePair, RatedAnswer,
     distillation_data::DistillationSamples,
     fault::LineFault,
     message::SampleMessage,
@@ -32,6 +32,7 @@ pub struct Encoder<'a> {
 pub(super) enum Encoded {
     Examples(Vec<Example>),
     Pair(PreferencePair),
+    Rated(RatedAnswer),
     Said(Vec<DistillationSample>),
 }
 
@@ -40,6 +41,7 @@ impl Encoded {
         match self {
             Self::Examples(examples) => examples.iter().map(|example| example.tokens.len()).sum(),
             Self::Pair(PreferencePair { chosen, rejected }) => chosen.tokens.len() + rejected.tokens.len(),
+            Self::Rated(rated) => rated.example.tokens.len(),
             Self::Said(said) => said.iter().map(|said| said.example.tokens.len()).sum(),
         }
     }
@@ -97,6 +99,14 @@ impl<'a> Encoder<'a> {
             }
             TrainingSample::TextComparison { prompt, chosen, rejected } => {
                 encoding.pair([chosen, rejected].map(|text| encoding.continued(prompt, text)))?
+            }
+            TrainingSample::Rated { asked, answer, is_desirable } => {
+                encoding.check_tools(asked)?;
+                let answered = encoding.answered(&asked.messages, &asked.variables, answer)?;
+                encoding.rated(answered, *is_desirable)?
+            }
+            TrainingSample::RatedText { prompt, completion, is_desirable } => {
+                encoding.rated(encoding.continued(prompt, completion)?, *is_desirable)?
             }
             TrainingSample::Answered { asked, answers } => Encoded::Said(encoding.said(asked, answers)?),
         })
@@ -266,6 +276,10 @@ impl Encoding<'_> {
             return Err(LineFault::SameAnswers);
         }
         Ok(Encoded::Pair(PreferencePair { chosen: self.example(chosen)?, rejected: self.example(rejected)? }))
+    }
+
+    fn rated(&self, answered: Answered, is_desirable: bool) -> Result<Encoded, LineFault> {
+        Ok(Encoded::Rated(RatedAnswer { example: self.example(answered)?, is_desirable }))
     }
 
     fn check_length(&self, tokens: &[u32]) -> Result<(), LineFault> {

@@ -148,15 +148,15 @@ pub enum LineFault {
         field: String,
         limit: f64,
     },
-    /// KTO's rating of a single answer.
-    #[error(
-        "'{field}' rates the answer, and KTO is not supported; write pairs with 'chosen' and 'rejected', or \
-         keep the good answers without '{field}'"
-    )]
+    /// A rating beside fields of a kind that has none.
+    #[error("'{field}' rates the answer; call the fields 'prompt', 'completion' and 'label'")]
     Rated {
         /// Path of the field in the line.
         field: String,
     },
+    /// A rated line does not end with an answer, or its completion has several.
+    #[error("the rating belongs to one assistant message at the end, and there is none; split the line")]
+    NoRatedAnswer,
     #[error("'{field}' contradicts '{other}'; keep one of them")]
     Twice {
         /// Path of the field in the line.

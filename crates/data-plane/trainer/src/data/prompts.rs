@@ -12,7 +12,7 @@ use super::{
     fields::{LineFields, UnreadFields},
     kind::DataKind,
     message::{MessageRole, SampleMessage},
-    one_kind, one_source,
+    one_kind, one_source, rating,
     sample::{Conversation, TrainingSample, openai_conversation, read, share_gpt},
     source::DataSource,
     sources,
@@ -84,6 +84,10 @@ fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, L
     let whole = |messages: Vec<SampleMessage>| {
         let said = messages.into_iter().map(|it| (it.role.as_str(), it.content)).collect::<Arc<[_]>>();
         DataPrompt { kind: of_text.clone(), turns: said.len(), conversation: said }
+    };
+    let kind = match kind.unrated() {
+        Some(form) => rating::read(&mut line).map(|_| form)?,
+        None => kind,
     };
     let conversation = match kind {
         DataKind::Messages => plain(openai_conversation(&mut line)?)?,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use control_protocol::training::spec::TrainingMethod;
 use serde_json::{Map, Value};
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     fields::{LineFields, learned, text, wrong},
     kind::DataKind,
     message::{MessageRole, SampleMessage, each, learned_or_not, message, messages},
-    tool_data,
+    rating, tool_data,
 };
 
 /// Fields of a line that would change what the model is shown or learns, and that no reader takes.
@@ -77,6 +78,18 @@ pub(super) enum TrainingSample {
         chosen: String,
         rejected: String,
     },
+    /// Learns whether an answer to a conversation is good.
+    Rated {
+        asked: Conversation,
+        answer: SampleMessage,
+        is_desirable: bool,
+    },
+    /// Learns whether a continuation of a text is good.
+    RatedText {
+        prompt: String,
+        completion: String,
+        is_desirable: bool,
+    },
     /// Recorded answers of a model to a conversation.
     Answered {
         asked: Conversation,
@@ -86,6 +99,10 @@ pub(super) enum TrainingSample {
 
 /// Reads a line of the given kind.
 pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSample, LineFault> {
+    if let Some(form) = kind.unrated() {
+        let is_desirable = rating::read(line)?;
+        return rating::rated(read(form, line)?, kind, is_desirable);
+    }
     line.refuse(&REFUSED)?;
     match kind {
         DataKind::Text => {
@@ -94,11 +111,11 @@ pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSamp
         }
         DataKind::PromptCompletion => prompt_completion(line),
         DataKind::Alpaca => answered_question(line, ["instruction", "output"]),
-        DataKind::Question => answered_question(line, ["question", "response"]),
-        DataKind::Messages => {
-            refuse_label(line)?;
-            conversation(openai_conversation(line)?)
+        DataKind::Question => {
+            rating::refuse(line)?;
+            answered_question(line, ["question", "response"])
         }
+        DataKind::Messages => conversation(openai_conversation(line)?),
         DataKind::Answers => {
             let asked = openai_conversation(line)?;
             Ok(TrainingSample::Answered { asked, answers: DistillationSamples::read(line)? })
@@ -106,6 +123,11 @@ pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSamp
         DataKind::ShareGpt => conversation(share_gpt(line)?),
         DataKind::Preference => preference(line),
         DataKind::OpenAiPreference => openai_preference(line),
+        // These have an unrated form, which is read above.
+        DataKind::RatedMessages
+        | DataKind::RatedShareGpt
+        | DataKind::RatedCompletion
+        | DataKind::RatedAlpaca => Err(LineFault::NoRatedAnswer),
         DataKind::Prompts => unreachable!("no line has this kind by its fields"),
     }
 }
@@ -113,7 +135,7 @@ pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSamp
 /// Reads the weight of a line, which multiplies its loss: 1 if the line has none. A negative weight teaches
 /// the model to avoid the answer.
 pub(super) fn weight(kind: DataKind, line: &mut LineFields) -> Result<f32, LineFault> {
-    if matches!(kind, DataKind::Preference | DataKind::OpenAiPreference | DataKind::Answers) {
+    if kind.method() != Some(TrainingMethod::Sft) {
         line.refuse(&["weight"])?;
         return Ok(1.0);
     }
@@ -169,15 +191,6 @@ pub(super) fn refuse_shown(line: &mut LineFields) -> Result<(), LineFault> {
     line.refuse(&["tools", "functions", "chat_template_kwargs", "system", "system_prompt"])
 }
 
-/// Refuses KTO's rating of an answer: a bad answer would be learned like a good one.
-fn refuse_label(line: &mut LineFields) -> Result<(), LineFault> {
-    let is_rating = |value: &Value| value.is_boolean() || matches!(value.as_f64(), Some(0.0 | 1.0));
-    match line.take("label").filter(is_rating) {
-        Some(_) => Err(LineFault::Rated { field: line.path("label") }),
-        None => Ok(()),
-    }
-}
-
 fn conversation(conversation: Conversation) -> Result<TrainingSample, LineFault> {
     if conversation.messages.iter().any(|message| message.is_learned) {
         Ok(TrainingSample::Conversation(conversation))
@@ -187,7 +200,6 @@ fn conversation(conversation: Conversation) -> Result<TrainingSample, LineFault>
 }
 
 fn prompt_completion(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
-    refuse_label(line)?;
     let (prompt, completion) = (line.required("prompt")?, line.required("completion")?);
     if prompt.is_array() {
         let mut conversed = messages(line, "prompt", prompt)?;

@@ -24,6 +24,8 @@ pub(crate) fn plan(held_out: usize) -> JobPlan {
         dropout: 0.0,
         max_grad_norm: 1.0,
         beta: 0.1,
+        desirable_weight: 1.0,
+        undesirable_weight: 1.0,
         held_out,
         seed: 3,
         precision: JobPrecision::Serving,

@@ -5,23 +5,23 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use trainer::{
-    loss::{self, Loss, PairAnswer},
+    loss::{self, AnswerLogprobs, Loss},
     optimizer::{Hyperparameters, OptimizerState},
     schedule::{Decay, Schedule},
 };
 
 const TOLERANCE: f64 = 1e-5;
 
-fn golden(text: &str) -> Value {
+pub(crate) fn golden(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-fn number(value: &Value) -> f64 {
+pub(crate) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value}"))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "they are numbers of 32 bits")]
-fn floats(value: &Value) -> Vec<f32> {
+pub(crate) fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap_or_else(|| panic!("{value}")).iter().map(|item| number(item) as f32).collect()
 }
 
@@ -29,7 +29,7 @@ fn tensors(value: &Value) -> Vec<Vec<f32>> {
     value.as_array().unwrap().iter().map(floats).collect()
 }
 
-fn assert_near(found: f64, expected: f64, what: &str) {
+pub(crate) fn assert_near(found: f64, expected: f64, what: &str) {
     let distance = (found - expected).abs();
     assert!(
         distance <= TOLERANCE * expected.abs() + f64::from(f32::MIN_POSITIVE),
@@ -37,7 +37,7 @@ fn assert_near(found: f64, expected: f64, what: &str) {
     );
 }
 
-fn assert_all_near(found: &[f32], expected: &Value, what: &str) {
+pub(crate) fn assert_all_near(found: &[f32], expected: &Value, what: &str) {
     let expected = expected.as_array().unwrap();
     assert_eq!(found.len(), expected.len(), "{what}");
     for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -77,10 +77,8 @@ fn assert_dpo(case: &Value, what: &str) {
     for pair in pairs {
         let rows = ["chosen", "rejected"]
             .map(|side| ["logprobs", "reference_logprobs", "weights"].map(|name| floats(&pair[side][name])));
-        let [chosen, rejected] = rows.each_ref().map(|[logprobs, reference_logprobs, weights]| PairAnswer {
-            logprobs,
-            reference_logprobs,
-            weights,
+        let [chosen, rejected] = rows.each_ref().map(|[logprobs, reference_logprobs, weights]| {
+            AnswerLogprobs { logprobs, reference_logprobs, weights }
         });
         let compared = loss::dpo(number(&case["config"]["beta"]), chosen, rejected);
         sum += compared.loss;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use trainer::loss::{self, Clip, Loss, LossError, PairAnswer, PolicyLoss};
+use trainer::loss::{self, AnswerLogprobs, Clip, Loss, LossError, PolicyLoss};
 
 fn config(options: &[(&str, f64)]) -> BTreeMap<String, f64> {
     options.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
@@ -49,7 +49,7 @@ fn tokens_without_advantage_or_weight_count_nothing_however_unlikely() {
 
 #[test]
 fn dpo_of_a_margin_beyond_any_exponent_is_a_line() {
-    let answer = |logprobs| PairAnswer { logprobs, reference_logprobs: &[0.0], weights: &[1.0] };
+    let answer = |logprobs| AnswerLogprobs { logprobs, reference_logprobs: &[0.0], weights: &[1.0] };
     let lost = loss::dpo(1.0, answer(&[-5000.0]), answer(&[0.0]));
     assert!(
         (lost.loss - 5000.0).abs() < 1e-9

@@ -7,6 +7,7 @@ mod drafts;
 mod early_stopping;
 mod faults;
 mod golden;
+mod kto;
 mod loss;
 mod microbatches;
 mod published_formats;

@@ -26,12 +26,12 @@ use model::{
     weights::ResidentLayers,
 };
 use trainer::{
-    data::{Example, PreferencePair},
-    loss::{Loss, LossMetrics},
+    data::{Example, PreferencePair, RatedAnswer},
+    loss::{KtoLoss, Loss, LossMetrics},
     optimizer::Hyperparameters,
     session::TrainerSession,
     step::{
-        Direction, SequenceSample, TrainState, TrainStepError,
+        Direction, KtoOptions, SequenceSample, TrainState, TrainStepError,
         microbatch_pool::{MicrobatchPool, MicrobatchWorker},
     },
 };
@@ -221,6 +221,39 @@ fn pairs_teach_the_same_bits_on_any_number_of_lanes() {
             let steps = two_steps(|| {
                 let judged = learning.evaluate_pairs(&pairs, 0.1).unwrap().unwrap();
                 let outcome = learning.prefer(&pairs, 0.1, &HYPER, 1.0).unwrap();
+                (judged.to_bits(), outcome.loss.to_bits(), outcome.grad_norm.to_bits(), outcome.rows)
+            });
+            (steps, bits(&learning.method))
+        };
+        let alone = learned(1);
+        for count in [2, 3] {
+            assert!(learned(count) == alone, "{method} on {count} lanes");
+        }
+    }
+}
+
+#[test]
+fn rated_answers_teach_the_same_bits_on_any_number_of_lanes() {
+    let rate = |(number, example): (usize, Example)| RatedAnswer {
+        example: Example {
+            weights: (1..example.tokens.len()).map(|at| f32::from(u8::from(at > 1))).collect(),
+            ..example
+        },
+        is_desirable: number % 3 > 0,
+    };
+    let rated: Vec<RatedAnswer> =
+        examples().into_iter().filter(|it| it.tokens.len() > 2).enumerate().map(rate).collect();
+    let rated: Vec<&RatedAnswer> = rated.iter().collect();
+    let kto = KtoOptions {
+        loss: KtoLoss { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.5 },
+        max_tokens: 200,
+    };
+    for method in METHODS {
+        let learned = |count| {
+            let mut learning = learning("qwen3-qknorm", method, count, NEVER, CallFault::Error);
+            let steps = two_steps(|| {
+                let judged = learning.evaluate_rated(&rated, kto, 4).unwrap().unwrap();
+                let outcome = learning.rate(&rated, kto, &HYPER, 1.0).unwrap();
                 (judged.to_bits(), outcome.loss.to_bits(), outcome.grad_norm.to_bits(), outcome.rows)
             });
             (steps, bits(&learning.method))

@@ -22,23 +22,6 @@ fn assert_fault(model: &TemplateTokenizer, line: &Value, expected: &str) {
 }
 
 #[test]
-fn a_rated_answer_is_not_learned_as_a_good_one() {
-    let model = TemplateTokenizer::new(CHATML);
-    for label in [json!(false), json!(true), json!(0), json!(1)] {
-        let text = json!({"prompt": "Capital of Japan?", "completion": " Osaka.", "label": label});
-        assert_fault(&model, &text, "'label' rates the answer, and KTO is not supported");
-        let asked = json!({"prompt": [message("user", "Hi")], "completion": [message("assistant", "No")], "label": label});
-        assert_fault(&model, &asked, "'label' rates the answer");
-        let whole = json!({"messages": [message("user", "Hi"), message("assistant", "No")], "label": label});
-        assert_fault(&model, &whole, "'label' rates the answer");
-    }
-    let named = json!({"prompt": "Hi ", "completion": "Yes", "label": "greeting"});
-    assert_eq!(model.examples(&[named]), ["Hi [Yes<|im_end|>]"]);
-    let tagged = json!({"messages": [message("user", "Hi"), message("assistant", "No")], "kto_tag": false});
-    assert_fault(&model, &tagged, "'kto_tag' is not supported");
-}
-
-#[test]
 fn the_weight_of_a_line_multiplies_the_weights_of_its_tokens() {
     let model = TemplateTokenizer::new(CHATML);
     let weights = |fields: Value| {

@@ -135,7 +135,7 @@ pub struct TrainingSpec {
     #[arg(long)]
     pub rslora: bool,
     /// Dropout probability of the inputs of LoRA's matrices, for examples but not for preferences
-    /// [default: 0]
+    /// and ratings [default: 0]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub dropout: Option<f64>,
     /// Linear layers to adapt, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
@@ -171,10 +171,15 @@ pub struct TrainingSpec {
     /// Norm to which larger gradients are clipped [default: 1]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub max_grad_norm: Option<f64>,
-    /// Beta of DPO: larger values keep the model nearer to the initial adapter; only for preferences
-    /// [default: 0.1]
+    /// Beta of DPO and KTO: larger values keep the model nearer to the initial adapter [default: 0.1]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub beta: Option<f64>,
+    /// Weight of KTO's good answers, whose `label` is true [default: 1]
+    #[arg(long, value_name = "X", value_parser = finite)]
+    pub desirable_weight: Option<f64>,
+    /// Weight of KTO's bad answers, whose `label` is false [default: 1]
+    #[arg(long, value_name = "X", value_parser = finite)]
+    pub undesirable_weight: Option<f64>,
     /// Options of GRPO.
     #[command(flatten)]
     #[serde(flatten)]

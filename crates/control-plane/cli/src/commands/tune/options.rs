@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, io, path::PathBuf};
 
-use control_protocol::training::spec::TrainingSpec;
+use control_protocol::training::spec::{AdapterType, TrainingSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -55,6 +55,13 @@ impl TrainingOptions {
     /// Merges these options over `earlier` ones.
     pub(super) fn over(self, earlier: Self) -> Self {
         let mut options = earlier.0;
+        // Runs of earlier versions have the kind of adapter under the name `method`.
+        let is_type = |value: &Value| AdapterType::deserialize(value).is_ok();
+        if options.get("method").is_some_and(is_type)
+            && let Some(kind) = options.remove("method")
+        {
+            options.insert("adapter-type".to_owned(), kind);
+        }
         options.extend(self.0);
         Self(options)
     }
@@ -123,6 +130,11 @@ mod tests {
     fn what_is_given_anew_wins_over_what_was_given_before() {
         let all = options(&["--epochs", "5"]).over(options(&["--rank", "4", "--epochs", "1"]));
         assert_eq!(text(&all), "--rank 4 --epochs 5");
+        let old: TrainingOptions = serde_json::from_str(r#"{"method": "ia3", "epochs": 1}"#).unwrap();
+        assert_eq!(
+            text(&options(&["--method", "dpo"]).over(old)),
+            "--epochs 1 --adapter-type ia3 --method dpo"
+        );
     }
 
     #[test]
