@@ -240,6 +240,35 @@ fn rated_answers_teach_what_was_meant_and_the_same_however_often_the_trainer_is_
     });
 }
 
+#[test]
+fn a_search_for_a_learning_rate_publishes_nothing_and_is_the_same_each_time() {
+    watched(|| {
+        let deployment = DeploymentPlan::bare().start();
+        let job = JobFiles::new(&deployment);
+        let search = || {
+            let mut command = Command::new(fixtures::program("holobiont"));
+            command.env_clear().env("HOME", job.directory.path());
+            command.env("HOLOBIONT_HOME", deployment.place().home());
+            command.args(["--json", "tune"]).arg(job.path("data.jsonl"));
+            command.args(["--name", "rate", "--find-learning-rate", "--held-out", "0", "--batch-size", "2"]);
+            let output = command.output().expect("holobiont runs");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let told = String::from_utf8_lossy(&output.stdout).into_owned();
+            serde_json::from_str::<Value>(told.lines().last().expect("an end")).expect("lines of JSON")
+        };
+        let curve = search();
+        assert_eq!(curve["event"], "learning_rate");
+        println!("{curve}");
+        let steepest = curve["steepest"].as_f64().expect("the loss falls");
+        assert!((1e-6..1e-1).contains(&steepest), "{curve}");
+        assert_eq!(search(), curve);
+        assert!(!deployment.place().home().join("runs/rate").exists());
+        let ask = json!({ "model": "rate", "messages": [{ "role": "user", "content": "Hi" }] });
+        assert!(deployment.client.try_post("/v1/chat/completions", &ask).is_err(), "no adapter is served");
+        assert!(deployment.stop().success());
+    });
+}
+
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory") {

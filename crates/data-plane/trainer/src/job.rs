@@ -1,4 +1,11 @@
 //! A training job from its first step to its last, with an event per step.
+//!
+//! # Layout
+//!
+//! - this file: the job
+//! - `learning_rate`: a sweep over learning rates, which finds a good one for a job
+
+mod learning_rate;
 
 use std::{error::Error, time::Instant};
 
@@ -167,7 +174,7 @@ impl TrainingJob {
                 return Ok(JobEnd::Stopped { step });
             }
             let learning_rate = self.plan.learning_rate * schedule.multiplier(step);
-            let Some((outcome, rewards)) = self.step(learning, &batch, learning_rate, listener)? else {
+            let Some((outcome, rewards)) = self.advance(learning, &batch, learning_rate, listener)? else {
                 self.keep(learning, listener)?;
                 return Ok(JobEnd::Stopped { step });
             };
@@ -207,16 +214,31 @@ impl TrainingJob {
         self.plan.patience.is_some_and(|patience| since >= patience)
     }
 
-    /// Makes a step on a batch; returns `None` if the job has to stop before the step.
-    fn step<B: BorrowedBase>(
+    /// Makes a step on a batch, whose prompts the adapter answers first; returns `None` if the job has to stop
+    /// before the step.
+    fn advance<B: BorrowedBase>(
         &self,
         learning: &mut TrainState<B>,
         batch: &[usize],
         rate: f64,
         listener: &mut dyn JobListener,
     ) -> Result<Option<StepOutcome>, JobError<B::Error>> {
+        if let DataItems::Prompts(all) = &self.course.learned {
+            let prompts: Vec<&RolloutItem> = batch.iter().map(|&number| &all[number]).collect();
+            return self.reinforce(learning, &prompts, rate, listener);
+        }
+        Ok(Some((self.step(learning, batch, rate)?, None)))
+    }
+
+    /// Makes a step on a batch of the data.
+    fn step<B: BorrowedBase>(
+        &self,
+        learning: &mut TrainState<B>,
+        batch: &[usize],
+        rate: f64,
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
         let (hyper, norm) = (self.plan.hyperparameters(rate), self.plan.max_grad_norm);
-        let stepped = match &self.course.learned {
+        match &self.course.learned {
             DataItems::Examples(all) => {
                 let examples: Vec<&Example> = batch.iter().map(|&number| &all[number]).collect();
                 learning.learn(&examples, &hyper, norm)
@@ -233,12 +255,8 @@ impl TrainingJob {
                 let said: Vec<&DistillationSample> = batch.iter().map(|&number| &all[number]).collect();
                 learning.distil(&said, &hyper, norm)
             }
-            DataItems::Prompts(all) => {
-                let prompts: Vec<&RolloutItem> = batch.iter().map(|&number| &all[number]).collect();
-                return self.reinforce(learning, &prompts, rate, listener);
-            }
-        };
-        Ok(Some((stepped?, None)))
+            DataItems::Prompts(_) => unreachable!("a step needs answers to prompts"),
+        }
     }
 
     /// Draws answers to `prompts` and makes a step on these.

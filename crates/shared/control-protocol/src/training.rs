@@ -79,6 +79,8 @@ pub enum TrainingEvent {
         /// Number of the last step that the checkpoint contains.
         step: u64,
     },
+    /// The losses of a sweep over learning rates, which makes no adapter; the run has ended.
+    LearningRate(LearningRateCurve),
     /// The adapter is written; the run has ended.
     Done(RunResult),
     /// The adapter is published and served.
@@ -224,6 +226,28 @@ pub struct StepReport {
     pub tokens_per_second: Option<f64>,
     /// Estimated time until the last step ends.
     pub seconds_left: Option<f64>,
+}
+
+/// Losses by learning rate, and the rates that they suggest.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct LearningRateCurve {
+    /// Rate at which the smoothed loss falls fastest; `None` if it does not fall.
+    pub steepest: Option<f64>,
+    /// A tenth of the rate with the lowest smoothed loss; `None` if the loss does not fall.
+    pub tenth_of_lowest: Option<f64>,
+    /// One point per step, in the order of the steps.
+    pub points: Vec<LearningRatePoint>,
+}
+
+/// Loss of a step at a learning rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LearningRatePoint {
+    /// Learning rate of the step.
+    pub learning_rate: f64,
+    /// Loss of the step's batch, before the step.
+    pub loss: f64,
+    /// Exponential average of the losses so far.
+    pub smoothed_loss: f64,
 }
 
 /// Result of a run.

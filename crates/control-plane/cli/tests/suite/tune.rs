@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const TRAINER: &str = r#"#!/usr/bin/env bash
 log() { echo "trainer $*" >>"$FAKE_LOG"; }
 log "started $$ $*"
-resumed= dry= step=0
+resumed= dry= finds= step=0
 if [[ $1 == prompts ]]; then
     [[ ${2-} != --data ]] || exec <"$3"
     # As many as there are lines; what is answered has a list of answers.
@@ -33,6 +33,7 @@ while (($#)); do
         --checkpoints) checkpoints=$2 ;;
         --resume) resumed=yes ;;
         --dry-run) dry=yes ;;
+        --find-learning-rate) finds=yes ;;
     esac
     shift
 done
@@ -61,11 +62,17 @@ echo "{\"event\":\"plan\",\"examples\":12,\"held_out\":2,\"tokens\":345,\"kind\"
 while ((step < 4)); do
     ((++step))
     echo "{\"event\":\"step\",\"step\":$step,\"steps\":4,\"loss\":$((5 - step)).5,\"tokens_per_second\":480.0,\"seconds_left\":$((4 - step)).0}"
+    if [[ -n $finds ]]; then continue; fi
     if ((step == 2)); then
         echo '{"event":"evaluation","step":2,"loss":3.25}'
         while [[ ${FAKE_TRAINER-train} == wait ]]; do sleep 0.05 & wait $!; done
     fi
 done
+if [[ -n $finds ]]; then
+    echo '{"event":"learning_rate","steepest":0.0025,"tenth_of_lowest":0.001,"points":['\
+'{"learning_rate":1e-6,"loss":3.0,"smoothed_loss":3.0},{"learning_rate":0.01,"loss":1.0,"smoothed_loss":2.0}]}'
+    exit 0
+fi
 mkdir -p "$output"
 echo '{}' >"$output/adapter_config.json"
 echo "{\"event\":\"done\",\"steps\":4,\"loss\":1.5,\"held_out_loss\":3.25,\"generation\":\"$(printf 'ab%.0s' {1..32})\",\"output\":\"$output\",\"seconds\":2.0}"
@@ -327,6 +334,25 @@ fn a_dry_run_shows_the_plan_and_leaves_nothing() {
     assert!(ended.out.contains("4 of 3 examples each, 1 epoch"), "{}", ended.out);
     assert!(!training.directory("new").exists() && !training.root.join("tuned").exists());
     assert!(training.gateway.bodies().is_empty());
+}
+
+#[test]
+fn a_search_for_a_learning_rate_shows_the_losses_and_leaves_nothing() {
+    let training = TuneFixture::new();
+    let line = ["data.jsonl", "--name", "new", "--find-learning-rate", "--plot", "rate.svg"];
+    let ended = training.run(&line);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    for part in ["1.0e-2     2.000", "suggestion: --learning-rate 2.5e-3"] {
+        assert!(ended.out.contains(part), "{}", ended.out);
+    }
+    assert!(text(&training.stage.home.path().join("rate.svg")).contains("learning rate"));
+    assert!(!training.directory("new").exists() && !training.root.join("tuned").exists());
+    assert!(training.gateway.bodies().is_empty());
+    let told = training.run(&[&line[..4], &["--json"]].concat());
+    let last: Value = serde_json::from_str(told.out.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["steepest"]), (&json!("learning_rate"), &json!(0.0025)));
+    let both = training.run(&["data.jsonl", "--name", "new", "--find-learning-rate", "--resume"]);
+    assert_eq!(both.status.code(), Some(2), "{}", both.err);
 }
 
 #[test]

@@ -41,6 +41,9 @@ pub(super) struct RunArguments {
     /// Checks everything, prints the plan, and trains nothing
     #[arg(long)]
     pub(super) dry_run: bool,
+    /// Tries rising learning rates, and writes no adapter and no checkpoint
+    #[arg(long, conflicts_with_all = ["dry_run", "resume", "learning_rate"])]
+    pub(super) find_learning_rate: bool,
     #[command(flatten)]
     pub(super) spec: TrainingSpec,
     /// Factor of the default learning rate
@@ -193,6 +196,11 @@ impl RunArguments {
             return Err(TunerError::Usage("--dropout works only with LoRA; remove it".to_owned()));
         }
         Ok(())
+    }
+
+    /// True if the command makes an adapter.
+    pub(super) fn trains(&self) -> bool {
+        !self.dry_run && !self.find_learning_rate
     }
 
     /// Returns the number of trained blocks.

@@ -62,6 +62,7 @@ impl RunArguments {
             ("--beta", spec.beta.is_some()),
             ("--dropout", self.dropout() > 0.0),
             ("--draft", spec.draft),
+            ("--find-learning-rate", self.find_learning_rate),
             ("--precision exact", self.precision() == JobPrecision::Exact),
         ];
         if let Some((flag, _)) = without.iter().find(|(_, is_given)| *is_given) {

@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
         data: origin_data,
         base: types::AdapterVersion(rented.session.catalog().base_hash).to_string(),
     };
-    let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
+    let claimed = arguments.checkpoints.as_deref().filter(|_| arguments.trains());
     let _claim = claimed.map(CheckpointLock::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
     let (lanes, precision) =
@@ -103,6 +103,13 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     }
     let (checkpoints, checkpoint_steps) = (arguments.checkpoints.clone(), arguments.checkpoint_steps());
     let job = TrainingJob { plan, course, draft, sampling, origin, checkpoints, checkpoint_steps };
+    if arguments.find_learning_rate {
+        let Some(curve) = job.find_learning_rate(&mut learning, &mut console)? else {
+            return Ok(ProgramExit::Signal(console.signal()));
+        };
+        print(&TrainingEvent::LearningRate(curve))?;
+        return Ok(ProgramExit::Exit(Exit::Ok));
+    }
     match job.run(&mut learning, &mut console)? {
         JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
         JobEnd::Done { loss, held_out_loss, best_step } => {

@@ -1,4 +1,4 @@
-//! KTO: rated lines, the loss compared with TRL's, and jobs that learn from ratings.
+//! KTO: rated lines, the loss compared with TRL's, and jobs that learn from ratings or search a learning rate.
 
 use std::path::Path;
 
@@ -201,6 +201,7 @@ fn job(checkpoints: Option<&Path>) -> TrainingJob {
         plan,
         course,
         draft: None,
+        sampling: None,
         origin,
         checkpoints: checkpoints.map(Path::to_owned),
         checkpoint_steps: 5,
@@ -247,4 +248,27 @@ fn good_answers_become_likelier_and_bad_ones_less_likely_however_often_the_job_i
             }
         }
     }
+}
+
+#[test]
+fn a_search_for_a_learning_rate_gives_one_curve_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let job = job(Some(directory.path()));
+    let search = || {
+        let mut heard = StoppingListener::default();
+        let curve =
+            job.find_learning_rate(&mut learning("llama-tied", start()), &mut heard).unwrap().unwrap();
+        assert_eq!(heard.losses, curve.points.iter().map(|point| point.loss).collect::<Vec<_>>());
+        assert!(heard.evaluated.is_empty());
+        curve
+    };
+    let curve = search();
+    assert_eq!(search(), curve);
+    assert!((2..=60).contains(&curve.points.len()), "{curve:?}");
+    assert!(curve.points.is_sorted_by(|one, next| one.learning_rate < next.learning_rate));
+    let steepest = curve.steepest.expect("the loss falls");
+    assert!((1e-6..=1e-1).contains(&steepest), "{curve:?}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    let mut stopped = StoppingListener { stops_after: Some(3), ..StoppingListener::default() };
+    assert_eq!(job.find_learning_rate(&mut learning("llama-tied", start()), &mut stopped).unwrap(), None);
 }

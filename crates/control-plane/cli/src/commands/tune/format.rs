@@ -1,7 +1,7 @@
 //! Formats the plan, progress and result of a training run for people.
 
 use control_protocol::training::{
-    Correctness, LearnedText, RunResult, StepReport, TrainingEvent, TrainingPlan,
+    Correctness, LearnedText, LearningRateCurve, RunResult, StepReport, TrainingEvent, TrainingPlan,
     rollout::RewardReport,
 };
 
@@ -128,6 +128,7 @@ pub(super) fn event(event: &TrainingEvent) -> Option<String> {
         TrainingEvent::Drafted { step, kinds } => format!("after step {step}: {}", drafted(kinds)),
         TrainingEvent::Asked { prompts, of } => format!("{prompts} of {of} prompts have answers"),
         TrainingEvent::Checkpoint { step } => format!("after step {step}: checkpoint"),
+        TrainingEvent::LearningRate(it) => suggested(it),
         TrainingEvent::Done(it) => format!("trained: {}", outcome(it)),
         TrainingEvent::Published { generation } => {
             format!("served: generation {}", short_generation(&printable(generation)))
@@ -149,6 +150,43 @@ pub(super) fn drafted(kinds: &[Correctness]) -> String {
     let of_kind = |it: &Correctness| format!("{} {}", printable(&it.kind), share(it.right, it.tokens));
     let by_kind = kinds.iter().map(of_kind).collect::<Vec<_>>().join(", ");
     format!("{} of {tokens} held-out tokens guessed right ({by_kind})", share(right, tokens))
+}
+
+/// Number of rows in a table of losses by learning rate.
+const RATE_ROWS: usize = 20;
+
+/// Maximum length of a bar in that table.
+const BAR: f64 = 40.0;
+
+/// Formats the smoothed losses of a sweep as a table with bars, and the suggested rates.
+pub(super) fn learning_rates(ink: TextStyle, curve: &LearningRateCurve) -> String {
+    let losses = || curve.points.iter().map(|point| point.smoothed_loss);
+    let (least, most) = (losses().fold(f64::INFINITY, f64::min), losses().fold(f64::NEG_INFINITY, f64::max));
+    let row = |(learning_rate, loss): (f64, f64)| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to 40")]
+        let bar = (BAR * (loss - least) / (most - least).max(f64::EPSILON)) as usize;
+        format!(
+            "{:>9}  {loss:>8.3}  {}",
+            format!("{learning_rate:.1e}"),
+            ink.green(&"\u{2588}".repeat(bar + 1))
+        )
+    };
+    let rows = curve.points.iter().step_by(curve.points.len().div_ceil(RATE_ROWS).max(1));
+    let rows = rows.map(|point| row((point.learning_rate, point.smoothed_loss)));
+    let head = [format!("{:>9}  {:>8}", "rate", "loss")];
+    let lines: Vec<String> = head.into_iter().chain(rows).chain([suggested(curve)]).collect();
+    lines.join("\n")
+}
+
+/// Formats the rates that a sweep suggests.
+fn suggested(curve: &LearningRateCurve) -> String {
+    match (curve.steepest, curve.tenth_of_lowest) {
+        (Some(steepest), Some(tenth)) => format!(
+            "suggestion: --learning-rate {steepest:.1e}, where the loss falls fastest; a tenth of the rate of the \
+             lowest loss is {tenth:.1e}"
+        ),
+        _ => "no suggestion: the loss falls at no rate; use more or other data".to_owned(),
+    }
 }
 
 /// Formats the result of a run in one line.
@@ -199,6 +237,8 @@ fn counted(count: u64, what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use control_protocol::training::LearningRatePoint;
+
     use super::*;
 
     #[test]
@@ -238,6 +278,22 @@ mod tests {
             [token("Hi", 0.0), token(" ", 0.0), token("\u{1b}Yes", 2.0), token("!", 0.5), token("No", -1.0)];
         assert_eq!(sample(TextStyle::None, &shown), "Hi\u{2502} [Yes\u{2502}!][-No-]");
         assert_eq!(sample(TextStyle::Ansi, &shown[4..]), "\u{1b}[31m[-No-]\u{1b}[0m");
+    }
+
+    #[test]
+    fn losses_by_rate_are_a_table_of_bars_with_a_suggestion() {
+        let point =
+            |learning_rate, smoothed_loss| LearningRatePoint { learning_rate, loss: 0.0, smoothed_loss };
+        let points = vec![point(1e-6, 3.0), point(1e-4, 1.0), point(1e-1, 2.0)];
+        let curve = LearningRateCurve { steepest: Some(1.25e-4), tenth_of_lowest: Some(1e-5), points };
+        let shown = learning_rates(TextStyle::None, &curve);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[0], "     rate      loss");
+        assert_eq!(lines[1], format!("   1.0e-6     3.000  {}", "\u{2588}".repeat(41)));
+        assert_eq!(lines[2], "   1.0e-4     1.000  \u{2588}");
+        assert!(lines[4].starts_with("suggestion: --learning-rate 1.2e-4, "), "{shown}");
+        let none = learning_rates(TextStyle::None, &LearningRateCurve::default());
+        assert!(none.contains("no suggestion"), "{none}");
     }
 
     #[test]

@@ -56,6 +56,10 @@ impl ProgressView {
                 self.line(event);
             }
             TrainingEvent::Checkpoint { .. } | TrainingEvent::Drafted { .. } => self.line(event),
+            TrainingEvent::LearningRate(curve) => {
+                self.end();
+                self.terminal.print(format::learning_rates(self.terminal.ink(), curve));
+            }
             TrainingEvent::Asked { prompts, of } => self.asked(*prompts, *of),
             // These events are shown after publishing, or with the final error.
             TrainingEvent::Done(_)

@@ -37,6 +37,9 @@ pub(super) struct RunArguments {
     /// Checks the data, prints the plan, and trains nothing
     #[arg(long)]
     pub(super) dry_run: bool,
+    /// Tries rising learning rates on the data, shows the loss by rate, and trains and serves no adapter
+    #[arg(long, conflicts_with_all = ["dry_run", "resume", "draft", "learning_rate"])]
+    pub(super) find_learning_rate: bool,
     /// Writes a plot of the losses to FILE when the run ends
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,

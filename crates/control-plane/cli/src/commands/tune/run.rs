@@ -8,7 +8,7 @@ use std::{
     process::Stdio,
 };
 
-use control_protocol::training::{RunResult, TrainingEvent};
+use control_protocol::training::{LearningRateCurve, RunResult, TrainingEvent};
 use serde_json::json;
 use settings::exit::in_one_line;
 
@@ -49,6 +49,7 @@ pub(super) fn run(
     let client = GatewayClient::new(&gateway.url()?, terminal);
     let directory = RunDirectory::of(home, &arguments.name());
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
+    let finds_rate = arguments.find_learning_rate;
     let earlier = directory.record().map_err(keep(directory.path()))?;
     let place = gateway::find_target(&client, &arguments.name())?;
     let record = requested(arguments, earlier, place)?;
@@ -61,7 +62,11 @@ pub(super) fn run(
         if questions.is_some_and(|questions| !questions.rehearse(&directory, terminal)) {
             return Ok(());
         }
-        return rehearse(program, command, &record, terminal);
+        return rehearse(program, command, &record, terminal).map(drop);
+    }
+    if finds_rate {
+        command.push("--find-learning-rate".into());
+        return find_learning_rate(program, command, &record, terminal, plot.as_deref());
     }
     let claim = claimed(&directory, &record, is_resumed, terminal)?;
     let mut run = ActiveRun::new(record, claim, terminal).map_err(keep(directory.path()))?;
@@ -127,18 +132,37 @@ fn keep(path: &Path) -> impl Fn(io::Error) -> TuneError + use<> {
     move |source| TuneError::Keep { path: path.clone(), source }
 }
 
-/// Runs the trainer in dry-run mode, which checks all inputs and prints the plan.
+/// Tries rising learning rates, and draws the losses into `plot`.
+fn find_learning_rate(
+    program: PathBuf,
+    arguments: Vec<std::ffi::OsString>,
+    record: &RunRecord,
+    terminal: Terminal,
+    plot: Option<&Path>,
+) -> Result<(), TuneError> {
+    let heard = rehearse(program, arguments, record, terminal)?;
+    let curve = heard.curve.ok_or_else(|| TuneError::Trainer {
+        said: format!("{TRAINER} ended without the losses by learning rate"),
+        exit: Exit::Failed,
+        resume: None,
+    })?;
+    plot.map_or(Ok(()), |path| plot::draw_by_rate(path, record.name.as_str(), &curve))
+}
+
+/// Runs the trainer in a mode that makes no adapter and keeps no record.
 fn rehearse(
     program: PathBuf,
     arguments: Vec<std::ffi::OsString>,
     record: &RunRecord,
     terminal: Terminal,
-) -> Result<(), TuneError> {
+) -> Result<EventSummary, TuneError> {
     let log = tempfile::tempfile().map_err(TuneError::Run)?;
     let mut ears = EventReader { watch: ProgressView::new(terminal), heard: EventSummary::default() };
     let recipe = TrainerCommandSpec { program, arguments, stdin: Stdio::null(), log };
-    let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run)?;
-    check_exit(&ending, &ears.heard, record)
+    let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run);
+    ears.watch.end();
+    check_exit(&ending?, &ears.heard, record)?;
+    Ok(ears.heard)
 }
 
 /// Trainer events that decide how the run ends.
@@ -147,6 +171,7 @@ struct EventSummary {
     faults: usize,
     checkpoint: Option<u64>,
     outcome: Option<RunResult>,
+    curve: Option<LearningRateCurve>,
 }
 
 /// Listener that shows and summarizes the trainer's events.
@@ -167,6 +192,7 @@ impl TrainerListener for EventReader {
         match event {
             TrainingEvent::Problem { .. } => self.heard.faults += 1,
             TrainingEvent::Checkpoint { step } => self.heard.checkpoint = Some(step),
+            TrainingEvent::LearningRate(curve) => self.heard.curve = Some(curve),
             TrainingEvent::Done(outcome) => self.heard.outcome = Some(outcome),
             _ => {}
         }
