@@ -111,8 +111,6 @@ pub use self::{
     uri::allow_list::{AllowList, AllowListError},
 };
 
-pub(crate) use self::uncancelled::to_end;
-
 /// Failpoints where a test may kill or fail the gateway, in the order of an adapter's life.
 pub const FAILPOINTS: &[&str] = &[
     "gateway.copy_begun",

@@ -6,13 +6,14 @@
 //!   [`worker`]: their execution in the order of their numbers.
 //! - `stage`: whether a model has a trainer. `suspension`: how a model gets a trainer when
 //!   [`trainer_slots`](crate::trainer_client::trainer_slots) grants it, and gives it to others.
+//! - `export`: serves the adapter of a model, whose weights its trainer sends.
 //! - [`trainer`]: commands to the trainer process. [`batch`]: conversion of batches for the trainer and of
 //!   its results; [`parts`]: number of parts of a request, which bounds its memory after decoding.
 //! - [`request_futures`], [`future_result`]: requests whose results are fetched later, and these results.
 //! - [`expiry`]: expiry times of checkpoints.
 //! - [`checkpoint_path`]: names of checkpoints; [`checkpoint_store`]: their storage.
-//!   [`transfer_directories`]: adapters on their way from trainers to the registry. [`wire`]: Tinker's
-//!   messages in protobuf.
+//!   [`transfer_directories`]: states on their way from one trainer to the next. [`wire`]: Tinker's messages
+//!   in protobuf.
 //!
 //! # Principles
 //!
@@ -24,6 +25,7 @@ pub mod batch;
 pub mod checkpoint_path;
 pub mod checkpoint_store;
 pub(crate) mod expiry;
+mod export;
 pub mod future_result;
 pub(crate) mod parts;
 pub mod request_futures;

@@ -40,7 +40,20 @@ pub fn write(
     dtype: SaveDtype,
     shortlist: &[u32],
 ) -> Result<(), WriteError> {
-    writing::write(path, options, &serialize(&tensors(method, config), dtype, shortlist, None)?)
+    writing::write(path, options, &weight_file(method, config, dtype, shortlist)?)
+}
+
+/// Returns the weight file that [`write`] writes.
+///
+/// # Errors
+/// Fails if the tensors cannot be encoded.
+pub(crate) fn weight_file(
+    method: &MethodWeights,
+    config: &ModelConfig,
+    dtype: SaveDtype,
+    shortlist: &[u32],
+) -> Result<Vec<u8>, SafeTensorError> {
+    serialize(&tensors(method, config), dtype, shortlist, None)
 }
 
 /// Serializes the tensors into one file, with a draft's shortlist and a text as metadata.

@@ -11,7 +11,7 @@ use kernels::lora::LoraPrecision;
 use model::{adapter::MethodWeights, backward::TrainError, shape::config::ModelConfig};
 
 use control_protocol::training::session::{
-    Adam, CommandDone, CommandRefusal, CommandReply, Lora, TrainingCommand,
+    Adam, CommandDone, CommandRefusal, CommandReply, ExportedAdapter, Lora, TrainingCommand,
 };
 
 use crate::{
@@ -28,8 +28,36 @@ use crate::{
 
 const MAX_RANK: usize = 256;
 
-/// Result of a command: metrics, kind and size of a new or loaded adapter, log-probabilities.
-type CommandResult = Result<(LossMetrics, Option<AdapterSpec>, Vec<f32>), CommandRefusal>;
+/// Result of a command that succeeded.
+#[derive(Debug, Default)]
+struct CommandOutcome {
+    metrics: LossMetrics,
+    /// Kind and size of a new or loaded adapter.
+    shape: Option<AdapterSpec>,
+    /// Log-probabilities of the targets.
+    logprobs: Vec<f32>,
+    /// Configuration and weight file of an exported adapter.
+    files: Option<(String, Vec<u8>)>,
+}
+
+impl CommandOutcome {
+    /// Returns the reply and the bytes after its line.
+    fn reply(self) -> (CommandDone, Vec<u8>) {
+        let numbers = self.logprobs.len();
+        let metrics = self.metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let lora = self.shape.as_ref().and_then(lora);
+        let Some((config, weights)) = self.files else {
+            let payload = self.logprobs.into_iter().flat_map(f32::to_le_bytes).collect();
+            return (CommandDone { numbers, metrics, lora, adapter: None }, payload);
+        };
+        let adapter = Some(ExportedAdapter { config, weight_bytes: weights.len() as u64 });
+        (CommandDone { numbers, metrics, lora, adapter }, weights)
+    }
+
+    fn begun(shape: AdapterSpec) -> Self {
+        Self { shape: Some(shape), ..Self::default() }
+    }
+}
 
 /// Attributes a failed step to the server if the base failed, else to the user.
 fn refusal<E: Error + 'static>(error: &TrainStepError<E>) -> CommandRefusal {
@@ -70,29 +98,31 @@ impl<B: BorrowedBase> TrainerSession<B> {
         Self { stage: SessionStage::Waiting(Box::new(lanes)), precision, base }
     }
 
-    /// Executes a command with its `numbers`; returns the reply and the values after its line.
-    pub fn carry_out(&mut self, order: &TrainingCommand, numbers: &[[u8; 4]]) -> (CommandReply, Vec<f32>) {
+    /// Executes a command with its `numbers`; returns the reply and the bytes after its line.
+    pub fn carry_out(&mut self, order: &TrainingCommand, numbers: &[[u8; 4]]) -> (CommandReply, Vec<u8>) {
         match self.try_to(order, numbers) {
-            Ok((metrics, shape, logprobs)) => {
-                let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-                let lora = shape.as_ref().and_then(lora);
-                (CommandReply::Done(CommandDone { numbers: logprobs.len(), metrics, lora }), logprobs)
+            Ok(outcome) => {
+                let (done, payload) = outcome.reply();
+                (CommandReply::Done(done), payload)
             }
             Err(refusal) => (CommandReply::Refused(refusal), Vec::new()),
         }
     }
 
-    fn try_to(&mut self, order: &TrainingCommand, numbers: &[[u8; 4]]) -> CommandResult {
-        let nothing = |()| (LossMetrics::new(), None, Vec::new());
+    fn try_to(
+        &mut self,
+        order: &TrainingCommand,
+        numbers: &[[u8; 4]],
+    ) -> Result<CommandOutcome, CommandRefusal> {
+        let nothing = |()| CommandOutcome::default();
         match order {
             TrainingCommand::Create { lora, seed } => {
                 let shape = shape(lora)?;
                 self.create(&shape, *seed)?;
-                Ok((LossMetrics::new(), Some(shape), Vec::new()))
+                Ok(CommandOutcome::begun(shape))
             }
             TrainingCommand::Load { directory, optimizer } => {
-                let shape = self.load(directory, *optimizer)?;
-                Ok((LossMetrics::new(), Some(shape), Vec::new()))
+                Ok(CommandOutcome::begun(self.load(directory, *optimizer)?))
             }
             TrainingCommand::ForwardBackward { loss, options, forward_only, lengths, inputs } => {
                 let loss =
@@ -102,7 +132,8 @@ impl<B: BorrowedBase> TrainerSession<B> {
                 let data = data(loss, lengths, inputs, numbers)?;
                 check(&data, &learning.model().config)?;
                 let gathered = learning.gather(&data, loss, direction).map_err(|error| refusal(&error))?;
-                Ok((gathered.metrics, None, gathered.logprobs))
+                let (metrics, logprobs) = (gathered.metrics, gathered.logprobs);
+                Ok(CommandOutcome { metrics, logprobs, ..CommandOutcome::default() })
             }
             TrainingCommand::OptimStep(adam) => {
                 check_step(adam)?;
@@ -111,7 +142,8 @@ impl<B: BorrowedBase> TrainerSession<B> {
                 let max_norm = (grad_clip_norm > 0.0).then_some(grad_clip_norm);
                 let norm =
                     self.learning()?.step_gathered(&hyper, max_norm).map_err(|error| refusal(&error))?;
-                Ok((LossMetrics::from([("grad_norm:mean", norm)]), None, Vec::new()))
+                let metrics = LossMetrics::from([("grad_norm:mean", norm)]);
+                Ok(CommandOutcome { metrics, ..CommandOutcome::default() })
             }
             TrainingCommand::SaveState { directory } => {
                 self.save_state(directory, GradientRetention::Forget).map(nothing)
@@ -119,7 +151,9 @@ impl<B: BorrowedBase> TrainerSession<B> {
             TrainingCommand::Suspend { directory } => {
                 self.save_state(directory, GradientRetention::Keep).map(nothing)
             }
-            TrainingCommand::SaveWeights { directory } => self.save_weights(directory).map(nothing),
+            TrainingCommand::ExportWeights {} => {
+                Ok(CommandOutcome { files: Some(self.export()?), ..CommandOutcome::default() })
+            }
         }
     }
 
@@ -211,20 +245,17 @@ impl<B: BorrowedBase> TrainerSession<B> {
             .map_err(|error| CommandRefusal::server(format!("cannot save the state: {error}")))
     }
 
-    fn save_weights(&mut self, directory: &Path) -> Result<(), CommandRefusal> {
+    /// Returns configuration and weight file of the adapter, the bytes that [`peft::write`] writes.
+    fn export(&mut self) -> Result<(String, Vec<u8>), CommandRefusal> {
         let SessionStage::Learning(learning, shape) = &self.stage else {
             return Err(CommandRefusal::user("there is no adapter yet: create one, or load one"));
         };
         let config = &learning.model().config;
-        peft::write(
-            directory,
-            &peft::options(shape, 0.0, config),
-            &learning.method,
-            config,
-            SaveDtype::F32,
-            &[],
-        )
-        .map_err(|error| CommandRefusal::server(error.to_string()))
+        let failed = |why: String| CommandRefusal::server(format!("cannot export the adapter: {why}"));
+        let options = String::from_utf8(peft::options(shape, 0.0, config));
+        let options = options.map_err(|error| failed(error.to_string()))?;
+        let weights = peft::weight_file(&learning.method, config, SaveDtype::F32, &[]);
+        Ok((options, weights.map_err(|error| failed(error.to_string()))?))
     }
 }
 

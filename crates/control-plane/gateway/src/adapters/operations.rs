@@ -23,7 +23,7 @@ use super::{
     registry::Registry,
     request::{LoadRequest, Replace, Terms, check_replace},
     share::LoadOrigin,
-    store::{AdapterStore, CacheHold, Durability, Incoming, StoreError},
+    store::{CacheHold, Durability, Incoming},
     table::AdapterNames,
     uncancelled::to_end,
 };
@@ -118,12 +118,7 @@ impl Registry {
         by: LoadOrigin,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let tenant = self.owner_of(&request);
-        let durability = match &by {
-            // Other gateways of a fleet find an adapter in the registry alone.
-            LoadOrigin::Tenant(terms) if self.shared().is_none() => terms.durability,
-            _ => Durability::Durable,
-        };
-        let (incoming, text) = self.copy(place, tenant.clone(), base, durability).await?;
+        let (incoming, text) = self.copy(place, tenant.clone(), base).await?;
         self.replace(request, tenant, incoming, text, by).await
     }
 
@@ -191,14 +186,13 @@ impl Registry {
         place: AdapterLocation,
         tenant: Option<String>,
         base: Option<Arc<dyn Text>>,
-        durability: Durability,
     ) -> Result<(Incoming, ComparedText), AdapterError> {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.copies).acquire_owned().await;
         let store = self.store.clone();
         let copied = thread::run("adapter-copy", move || {
             let _turn = turn;
-            let incoming = copy_for(&store, &place, tenant.as_deref(), durability)?;
+            let incoming = store.copy(&place, TenantId::of(tenant.as_deref()))?;
             let beside = AdapterText::read(|name, limit| place.beside(name, limit))?;
             Ok((incoming, ComparedText::of(&beside, base.as_deref())?))
         });
@@ -360,20 +354,4 @@ impl Registry {
         lock(&self.draining).extend(old);
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
-}
-
-/// Copies an adapter to the disk, or to memory if it may be ephemeral and memory has room.
-fn copy_for(
-    store: &AdapterStore,
-    place: &AdapterLocation,
-    tenant: Option<&str>,
-    durability: Durability,
-) -> Result<Incoming, StoreError> {
-    if durability == Durability::Ephemeral {
-        match store.copy_ephemeral(place, tenant) {
-            Err(StoreError::TenantMemory { .. } | StoreError::Memory { .. } | StoreError::Full(_)) => {}
-            copied => return copied,
-        }
-    }
-    store.copy(place, TenantId::of(tenant))
 }

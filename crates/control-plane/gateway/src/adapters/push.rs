@@ -1,4 +1,5 @@
-//! Loads an adapter from weights in the body of a request, with PEFT's configuration beside or inside them.
+//! Loads an adapter from weights in the body of a request, with PEFT's configuration beside or inside them,
+//! or from weights that a trainer sends.
 //!
 //! 1. The body is written and hashed piece by piece: to the state directory, or to memory for an ephemeral
 //!    adapter. Its header is read as soon as it is complete, so a body without a configuration is refused
@@ -16,9 +17,10 @@ use super::{
     base::{Base, ComparedText},
     entry::AdapterEntry,
     errors::AdapterError,
+    names::check_name,
     peft_config::HeaderReader,
     registry::Registry,
-    request::LoadRequest,
+    request::{LoadRequest, Terms},
     share::LoadOrigin,
     store::{AdapterStore, Durability, PushedWeights, StoreError},
     uncancelled::to_end,
@@ -40,15 +42,17 @@ pub(crate) struct PushRequest {
 /// A push whose body is arriving. Dropping it removes what has arrived.
 #[derive(Debug)]
 pub(crate) struct ArrivingPush {
+    /// The request, with the owner of the adapter.
     request: LoadRequest,
-    tenant: Option<String>,
     store: AdapterStore,
     weights: PushedWeights,
     /// Received bytes that are not written yet.
     piece: Vec<u8>,
     header: HeaderReader,
     config: Option<String>,
-    _turn: OwnedSemaphorePermit,
+    by: LoadOrigin,
+    /// Permit of an administrator's load. The number of trainers bounds the other pushes.
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Registry {
@@ -61,12 +65,48 @@ impl Registry {
         request: PushRequest,
         expected_bytes: u64,
     ) -> Result<ArrivingPush, AdapterError> {
-        let PushRequest { load, durability, config } = request;
+        let PushRequest { mut load, durability, config } = request;
         let turn = self.begin_load()?;
-        let tenant = self.owner_of(&load);
-        let weights = self.store.begin_push(tenant.as_deref(), durability, expected_bytes)?;
+        load.tenant = self.owner_of(&load);
+        let weights = self.store.begin_push(load.tenant.as_deref(), durability, expected_bytes)?;
+        let push = self.arriving(load, config, weights, LoadOrigin::Administrator);
+        Ok(ArrivingPush { _turn: Some(turn), ..push })
+    }
+
+    /// Begins a push of an adapter that was made for a tenant, within the tenant's limits. An ephemeral
+    /// adapter is durable nevertheless in a fleet, or if memory is full.
+    ///
+    /// # Errors
+    /// If the name is invalid, the weights are too large, or the system refuses.
+    pub(crate) fn begin_made(
+        &self,
+        PushRequest { load, durability, config }: PushRequest,
+        expected_bytes: u64,
+        base: Base<'_>,
+        terms: Terms,
+    ) -> Result<ArrivingPush, AdapterError> {
+        check_name(&load.name, base.name)?;
+        let begin = |durability| self.store.begin_push(load.tenant.as_deref(), durability, expected_bytes);
+        // Other gateways of a fleet find an adapter in the registry alone.
+        let begun = begin(if self.shared().is_some() { Durability::Durable } else { durability });
+        let weights = match begun {
+            Err(StoreError::TenantMemory { .. } | StoreError::Memory { .. } | StoreError::Full(_)) => {
+                begin(Durability::Durable)?
+            }
+            begun => begun?,
+        };
+        Ok(self.arriving(load, config, weights, LoadOrigin::Tenant(terms)))
+    }
+
+    fn arriving(
+        &self,
+        request: LoadRequest,
+        config: Option<String>,
+        weights: PushedWeights,
+        by: LoadOrigin,
+    ) -> ArrivingPush {
         let (store, piece, header) = (self.store.clone(), Vec::new(), HeaderReader::default());
-        Ok(ArrivingPush { request: load, tenant, store, weights, piece, header, config, _turn: turn })
+        ArrivingPush { request, store, weights, piece, header, config, by, _turn: None }
     }
 
     /// Loads and registers the adapter of a push whose body is complete.
@@ -79,19 +119,31 @@ impl Registry {
         base: Base<'_>,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.check_load(&push.request, base.name)?;
+        self.end_made(push).await
+    }
+
+    /// Loads and registers the adapter of [`Registry::begin_made`] whose weights are complete.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub(crate) async fn end_made(
+        self: &Arc<Self>,
+        push: ArrivingPush,
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let registry = Arc::clone(self);
         to_end(async move { registry.load_pushed(push).await }).await
     }
 
     async fn load_pushed(self: &Arc<Self>, push: ArrivingPush) -> Result<Arc<AdapterEntry>, AdapterError> {
-        let ArrivingPush { request, tenant, store, mut weights, piece, header, config, _turn } = push;
+        let ArrivingPush { request, store, mut weights, piece, header, config, by, _turn } = push;
         let config = config.ok_or_else(|| StoreError::PushedConfig(header.cut()))?;
         let arrived = thread::run("adapter-push", move || {
             store.extend(&mut weights, &piece)?;
             store.end_push(weights, config.as_bytes())
         });
         let incoming = arrived.await??;
-        self.replace(request, tenant, incoming, ComparedText::default(), LoadOrigin::Administrator).await
+        let tenant = request.tenant.clone();
+        self.replace(request, tenant, incoming, ComparedText::default(), by).await
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{entry::AdapterEntry, errors::AdapterError, publication::Publication, store::Durability};
+use super::{entry::AdapterEntry, errors::AdapterError, publication::Publication};
 
 #[derive(Debug, Clone)]
 pub struct LoadRequest {
@@ -24,9 +24,6 @@ pub struct Terms {
     pub expires_at: Option<u64>,
     /// Fine-tuning job whose result the adapter is.
     pub publication: Option<Publication>,
-    /// `Ephemeral` if memory suffices, because the adapter is needed only while this gateway lives. The
-    /// adapter is durable nevertheless in a fleet, or if memory is full.
-    pub durability: Durability,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use super::errors::AdapterError;
 
 /// Runs `change` in a task of its own, which continues if the caller is dropped.
-pub(crate) async fn to_end<T: Send + 'static>(
+pub(super) async fn to_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, AdapterError>> + Send + 'static,
 ) -> Result<T, AdapterError> {
     let done = tokio::spawn(change).await;

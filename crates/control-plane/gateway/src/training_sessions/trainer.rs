@@ -3,10 +3,11 @@
 use std::io;
 
 use control_protocol::training::session::{
-    BUSY, CommandDone, CommandRefusal, CommandReply, MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand,
+    BUSY, CommandDone, CommandRefusal, CommandReply, ExportedAdapter, MAX_LINE_BYTES, MAX_NUMBERS,
+    TrainingCommand,
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Take},
     net::UnixStream,
 };
 
@@ -19,6 +20,9 @@ pub(crate) struct Trainer {
 
 /// Result of a command: its reply and values. The outer error means that the trainer has ended.
 pub(crate) type OrderResult = io::Result<Result<(CommandDone, Vec<u8>), CommandRefusal>>;
+
+/// Weight file that a trainer sends after its reply.
+pub(crate) type ExportedWeights<'a> = Take<&'a mut BufReader<UnixStream>>;
 
 impl Trainer {
     /// Waits until the trainer accepts commands.
@@ -44,6 +48,40 @@ impl Trainer {
     /// # Errors
     /// If the trainer has ended.
     pub(crate) async fn order(&mut self, order: &TrainingCommand, numbers: &[u8]) -> OrderResult {
+        match self.done(order, numbers).await? {
+            Ok(done) if done.numbers <= MAX_NUMBERS && done.adapter.is_none() => {
+                let mut numbers = vec![0; done.numbers * size_of::<f32>()];
+                self.stream.read_exact(&mut numbers).await?;
+                Ok(Ok((done, numbers)))
+            }
+            Ok(_) => Err(unexpected()),
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    /// Asks for the adapter. The weight file must be read to its end before the next command.
+    ///
+    /// # Errors
+    /// If the trainer has ended.
+    pub(crate) async fn export(
+        &mut self,
+    ) -> io::Result<Result<(ExportedAdapter, ExportedWeights<'_>), CommandRefusal>> {
+        match self.done(&TrainingCommand::ExportWeights {}, &[]).await? {
+            Ok(CommandDone { numbers: 0, adapter: Some(adapter), .. }) => {
+                let weights = (&mut self.stream).take(adapter.weight_bytes);
+                Ok(Ok((adapter, weights)))
+            }
+            Ok(_) => Err(unexpected()),
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    /// Sends a command, and returns the line of its reply.
+    async fn done(
+        &mut self,
+        order: &TrainingCommand,
+        numbers: &[u8],
+    ) -> io::Result<Result<CommandDone, CommandRefusal>> {
         let line = match order.line() {
             Ok(line) => line,
             Err(refusal) => return Ok(Err(refusal)),
@@ -56,16 +94,10 @@ impl Trainer {
         }
         // A trainer that has ended gives the reason in its last line, whether or not it has read the command.
         match self.answer().await? {
-            CommandReply::Done(done) if done.numbers <= MAX_NUMBERS => {
-                let mut numbers = vec![0; done.numbers * size_of::<f32>()];
-                self.stream.read_exact(&mut numbers).await?;
-                Ok(Ok((done, numbers)))
-            }
+            CommandReply::Done(done) => Ok(Ok(done)),
             CommandReply::Refused(refusal) => Ok(Err(refusal)),
             CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
-            CommandReply::Done(_) | CommandReply::Ready {} => {
-                Err(io::Error::other("it sent an unexpected answer to a command"))
-            }
+            CommandReply::Ready {} => Err(unexpected()),
         }
     }
 
@@ -83,6 +115,10 @@ impl Trainer {
         }
         Ok(serde_json::from_slice(&line)?)
     }
+}
+
+fn unexpected() -> io::Error {
+    io::Error::other("it sent an unexpected answer to a command")
 }
 
 #[cfg(test)]

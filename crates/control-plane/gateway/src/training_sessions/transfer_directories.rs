@@ -1,4 +1,4 @@
-//! Directories in which a trainer writes an adapter for the registry, or a state for another trainer.
+//! Directories in which a trainer writes a state for another trainer.
 
 use std::{
     collections::HashSet,

@@ -147,7 +147,7 @@ pub struct SparseCsr {
 
 /// Result of a [`ForwardBackwardRequest`].
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct ForwardBackwardOutput {
+pub struct ForwardBackwardOutput {
     /// Always `ArrayRecord` in this gateway.
     #[prost(string, tag = "1")]
     pub loss_fn_output_type: String,
@@ -161,7 +161,7 @@ pub(crate) struct ForwardBackwardOutput {
 
 /// Arrays of several sequences.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct ArrayRecord {
+pub struct ArrayRecord {
     /// Always empty in this gateway.
     #[prost(string, tag = "1")]
     pub type_tag: String,
@@ -174,7 +174,7 @@ pub(crate) struct ArrayRecord {
 
 /// One array per sequence, concatenated.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct BatchedTensor {
+pub struct BatchedTensor {
     /// Values of all arrays.
     #[prost(bytes = "vec", tag = "1")]
     pub data: Vec<u8>,
@@ -191,7 +191,7 @@ pub(crate) struct BatchedTensor {
 
 /// Result of a sampling request.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct SampleResponse {
+pub struct SampleResponse {
     /// One sequence per requested sample.
     #[prost(message, repeated, tag = "1")]
     pub sequences: Vec<SampledSequence>,
@@ -208,7 +208,7 @@ pub(crate) struct SampleResponse {
 
 /// A completion of the prompt.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct SampledSequence {
+pub struct SampledSequence {
     /// Reason of the end ([`StopReason`]).
     #[prost(enumeration = "StopReason", tag = "1")]
     pub stop_reason: i32,
@@ -226,7 +226,7 @@ pub(crate) struct SampledSequence {
 /// Reason why a completion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-pub(crate) enum StopReason {
+pub enum StopReason {
     /// A stop token or a stop string.
     Stop = 0,
     /// The maximum number of tokens.
@@ -235,7 +235,7 @@ pub(crate) enum StopReason {
 
 /// The `k` most likely tokens at each of `length` positions.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct TopkLogprobs {
+pub struct TopkLogprobs {
     /// Token ids `[length, k]` as 32-bit integers; 0 for none.
     #[prost(bytes = "vec", tag = "1")]
     pub token_ids: Vec<u8>,

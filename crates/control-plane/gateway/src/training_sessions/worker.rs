@@ -3,31 +3,23 @@
 use std::{collections::VecDeque, fmt::Display, io, sync::Arc, time::Instant};
 
 use control_protocol::training::session::{CommandDone, CommandRefusal, TrainingCommand};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::{
-    checkpoint_path,
     checkpoint_store::{CheckpointBase, CheckpointStore},
     expiry,
     future_result::FutureResult,
     request_futures::RequestFuture,
     stage::TrainerStage,
     trainer::Trainer,
-    transfer_directories::{TransferDirectories, TransferDirectory},
+    transfer_directories::TransferDirectories,
     work_queue::{ModelCommand, WorkQueue, session_ended},
 };
 use crate::{
-    adapters::{Durability, LoadRequest, Registry, Replace, Terms, to_end},
-    clock::seconds_since_1970,
-    errors::ApiError,
-    lifecycle::GatewayReadiness,
-    thread,
+    adapters::Registry, clock::seconds_since_1970, lifecycle::GatewayReadiness, thread,
     trainer_client::TrainerClient,
 };
-
-/// Maximum number of served snapshots per model; the oldest is unloaded.
-const MAX_SNAPSHOTS: usize = 4;
 
 /// Services and directories that workers use.
 #[derive(Debug, Clone)]
@@ -39,7 +31,7 @@ pub struct WorkerContext {
     /// Readiness of the gateway, with its base.
     pub status: watch::Receiver<GatewayReadiness>,
     pub states: CheckpointStore,
-    /// Directories in which trainers leave adapters for the registry, and states for the next trainer.
+    /// Directories in which trainers leave states for the next trainer.
     pub passages: TransferDirectories,
 }
 
@@ -191,61 +183,6 @@ impl ModelWorker {
             Err(error) => Err(CommandRefusal::server(format!("cannot save the state: {error}"))),
         }))
     }
-
-    async fn publish(
-        &mut self,
-        trainer: &mut Trainer,
-        adapter: String,
-        answer: Value,
-        ttl_s: Option<u64>,
-    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
-        let passage = self.means.passages.open(&self.run);
-        let published =
-            match trainer.order(&TrainingCommand::SaveWeights { directory: passage.path() }, &[]).await? {
-                Ok(_) => self.register(adapter, passage, ttl_s).await,
-                Err(failure) => Err(failure),
-            };
-        Ok(published.map(|()| FutureResult::Json(answer)))
-    }
-
-    /// Registers the adapter in `passage`, which stays until it is copied even if this model ends meanwhile.
-    async fn register(
-        &mut self,
-        name: String,
-        passage: TransferDirectory,
-        ttl_s: Option<u64>,
-    ) -> Result<(), CommandRefusal> {
-        let serving = self.means.status.borrow().serving().map_err(ApiError::from)?;
-        let request = LoadRequest {
-            name: name.clone(),
-            path: passage.path(),
-            replace: Replace::Always,
-            tenant: Some(self.tenant.to_string()),
-            pinned: None,
-        };
-        let registry = Arc::clone(&self.means.registry);
-        let is_snapshot = checkpoint_path::run_of_snapshot(&name).is_some();
-        let made_by = is_snapshot.then(|| registry.instance().to_owned());
-        let durability = if is_snapshot { Durability::Ephemeral } else { Durability::Durable };
-        let terms = Terms { made_by, expires_at: ttl_s.map(from_now), publication: None, durability };
-        let load = async move {
-            let loaded = registry.load_made(request, (&*serving).into(), terms).await;
-            drop(passage);
-            loaded
-        };
-        to_end(load).await.map_err(ApiError::from)?;
-        if is_snapshot {
-            self.snapshots.push_back(name);
-        }
-        if self.snapshots.len() > MAX_SNAPSHOTS
-            && let Some(oldest) = self.snapshots.pop_front()
-        {
-            // Requests that sample from the snapshot may finish; the model does not wait for them.
-            let registry = Arc::clone(&self.means.registry);
-            tokio::spawn(async move { registry.unload(&oldest, None).await });
-        }
-        Ok(())
-    }
 }
 
 impl Drop for ModelWorker {
@@ -264,7 +201,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
 }
 
 /// Returns the time `ttl_s` seconds from now, in seconds since 1970.
-fn from_now(ttl_s: u64) -> u64 {
+pub(super) fn from_now(ttl_s: u64) -> u64 {
     seconds_since_1970().saturating_add(ttl_s)
 }
 

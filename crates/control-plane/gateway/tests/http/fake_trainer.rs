@@ -11,7 +11,7 @@ use std::{
 
 use control_protocol::training::{
     TrainerRequest,
-    session::{CommandDone, Lora, TrainingCommand},
+    session::{CommandDone, ExportedAdapter, Lora, TrainingCommand},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -98,11 +98,11 @@ async fn train(mut stream: BufReader<UnixStream>, saved: &AtomicUsize) -> io::Re
         let order: TrainingCommand = serde_json::from_str(&line)?;
         let mut numbers = vec![0; order.numbers().expect("few enough numbers") * size_of::<f32>()];
         stream.read_exact(&mut numbers).await?;
-        let done = carry_out(order, saved)?;
+        let (done, payload) = carry_out(order, saved)?;
         let mut answer = serde_json::to_value(&done)?;
         answer["event"] = "done".into();
         stream.write_all(format!("{answer}\n").as_bytes()).await?;
-        stream.write_all(&vec![0; done.numbers * size_of::<f32>()]).await?;
+        stream.write_all(&payload).await?;
     }
 }
 
@@ -118,8 +118,8 @@ async fn work(stream: &mut BufReader<UnixStream>, output: &Path, saved: &AtomicU
     Ok(())
 }
 
-fn carry_out(order: TrainingCommand, saved: &AtomicUsize) -> io::Result<CommandDone> {
-    let mut done = CommandDone::default();
+fn carry_out(order: TrainingCommand, saved: &AtomicUsize) -> io::Result<(CommandDone, Vec<u8>)> {
+    let (mut done, mut payload) = (CommandDone::default(), Vec::new());
     match order {
         TrainingCommand::Create { lora, .. } => done.lora = Some(lora),
         TrainingCommand::Load { directory, .. } => {
@@ -129,11 +129,18 @@ fn carry_out(order: TrainingCommand, saved: &AtomicUsize) -> io::Result<CommandD
         TrainingCommand::SaveState { directory } | TrainingCommand::Suspend { directory } => {
             write(&directory, "checkpoint", "a state")?;
         }
-        TrainingCommand::SaveWeights { directory } => save(&directory, saved)?,
-        TrainingCommand::ForwardBackward { lengths, .. } => done.numbers = lengths.iter().sum(),
+        TrainingCommand::ExportWeights {} => {
+            payload = weights(saved.fetch_add(1, SeqCst)).into_bytes();
+            let weight_bytes = payload.len() as u64;
+            done.adapter = Some(ExportedAdapter { config: "{}".to_owned(), weight_bytes });
+        }
+        TrainingCommand::ForwardBackward { lengths, .. } => {
+            done.numbers = lengths.iter().sum();
+            payload = vec![0; done.numbers * size_of::<f32>()];
+        }
         TrainingCommand::OptimStep(_) => {}
     }
-    Ok(done)
+    Ok((done, payload))
 }
 
 fn save(directory: &Path, saved: &AtomicUsize) -> io::Result<()> {

@@ -42,6 +42,7 @@ mod streaming;
 mod targets;
 mod templates;
 mod tinker;
+mod tinker_exports;
 mod tinker_floods;
 mod tinker_kept;
 mod token_ids;

@@ -119,10 +119,18 @@ fn dtype(kind: TensorType) -> Dtype {
 
 /// Encodes values with rounding to nearest, ties to even.
 fn encode(kind: TensorType, values: &[f32]) -> Vec<u8> {
-    let values = values.iter();
     match kind {
-        TensorType::F16 => values.flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-        TensorType::Bf16 => values.flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.flat_map(|value| value.to_le_bytes()).collect(),
+        TensorType::F16 => fixed_width(values, |value| f16::from_f32(value).to_le_bytes()),
+        TensorType::Bf16 => fixed_width(values, |value| bf16::from_f32(value).to_le_bytes()),
+        _ => fixed_width(values, f32::to_le_bytes),
     }
+}
+
+/// Encodes values of `N` bytes each. The compiler vectorises this loop, but not a `flat_map` over arrays.
+fn fixed_width<const N: usize>(values: &[f32], encode: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+    let mut bytes = vec![0; N * values.len()];
+    for (out, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *out = encode(value);
+    }
+    bytes
 }

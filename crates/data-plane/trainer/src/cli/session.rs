@@ -43,17 +43,15 @@ pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, Tuner
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
     write_reply(&mut answers, &CommandReply::Ready {}, &[]).map_err(broken)?;
     while let Some((order, numbers)) = commands::read(&mut orders).map_err(broken)? {
-        let (answer, values) = session.carry_out(&order, &numbers);
-        write_reply(&mut answers, &answer, &values).map_err(broken)?;
+        let (answer, payload) = session.carry_out(&order, &numbers);
+        write_reply(&mut answers, &answer, &payload).map_err(broken)?;
     }
     Ok(ProgramExit::Exit(Exit::Ok))
 }
 
-fn write_reply(to: &mut impl io::Write, answer: &CommandReply, values: &[f32]) -> io::Result<()> {
+fn write_reply(to: &mut impl io::Write, answer: &CommandReply, payload: &[u8]) -> io::Result<()> {
     serde_json::to_writer(&mut *to, answer)?;
     to.write_all(b"\n")?;
-    for value in values {
-        to.write_all(&value.to_le_bytes())?;
-    }
+    to.write_all(payload)?;
     to.flush()
 }

@@ -13,7 +13,7 @@ use std::{
 };
 use testkit::paths::golden;
 
-use control_protocol::training::session::{Adam, CommandReply, Lora, TrainingCommand};
+use control_protocol::training::session::{Adam, CommandDone, CommandReply, Lora, TrainingCommand};
 use kernels::{Activations, ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, MethodWeights},
@@ -26,9 +26,11 @@ use model::{
     weights::ResidentLayers,
 };
 use trainer::{
+    adapter::AdapterSpec,
     data::{Example, PreferencePair, RatedAnswer},
     loss::{KtoLoss, Loss, LossMetrics},
     optimizer::Hyperparameters,
+    peft::{self, SaveDtype},
     session::TrainerSession,
     step::{
         Direction, KtoOptions, SequenceSample, TrainState, TrainStepError,
@@ -375,11 +377,40 @@ fn a_session_that_is_suspended_goes_on_in_another_trainer_to_the_same_bits() {
                 done(&mut now, &TrainingCommand::OptimStep(adam), &[]);
             }
         }
-        let directory = place.path().join(format!("weights-{is_suspended}"));
-        done(&mut now, &TrainingCommand::SaveWeights { directory: directory.clone() }, &[]);
-        std::fs::read(directory.join("adapter_model.safetensors")).unwrap()
+        let (reply, weights) = now.carry_out(&TrainingCommand::ExportWeights {}, &[]);
+        let CommandReply::Done(CommandDone { adapter: Some(adapter), numbers: 0, .. }) = reply else {
+            panic!("{reply:?}")
+        };
+        assert_eq!(adapter.weight_bytes, weights.len() as u64);
+        weights
     };
     assert!(learned(true) == learned(false));
+}
+
+#[test]
+fn an_exported_adapter_has_the_bytes_of_the_directory_of_a_job() {
+    let (mut session, config) = {
+        let lanes = lanes("qwen2-bias", 1, NEVER, CallFault::Error);
+        let config = lanes.model().config.clone();
+        (TrainerSession::new(lanes, LoraPrecision::Exact, "base".to_owned()), config)
+    };
+    let (refused, nothing) = session.carry_out(&TrainingCommand::ExportWeights {}, &[]);
+    assert!(matches!(refused, CommandReply::Refused(_)) && nothing.is_empty(), "{refused:?}");
+    let targets = ["q_proj", "down_proj", "lm_head"].map(str::to_owned).to_vec();
+    let lora = Lora { rank: 4, alpha: 32.0, targets };
+    session.carry_out(&TrainingCommand::Create { lora: lora.clone(), seed: 5 }, &[]);
+    let (reply, weights) = session.carry_out(&TrainingCommand::ExportWeights {}, &[]);
+    let CommandReply::Done(CommandDone { adapter: Some(adapter), .. }) = reply else { panic!("{reply:?}") };
+
+    let targets = lora.targets.iter().map(|name| name.parse().unwrap()).collect();
+    let shape = AdapterSpec::Lora { rank: 4, alpha: 32.0, rslora: false, targets };
+    let place = tempfile::tempdir().unwrap();
+    let (directory, method) = (place.path().join("adapter"), shape.start(&config, 5));
+    let options = peft::options(&shape, 0.0, &config);
+    peft::write(&directory, &options, &method, &config, SaveDtype::F32, &[]).unwrap();
+    let file = |name: &str| std::fs::read(directory.join(name)).unwrap();
+    assert_eq!(adapter.config.as_bytes(), file("adapter_config.json"));
+    assert!(weights == file("adapter_model.safetensors"));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The protocol of a trainer that was started as `session`, which executes commands one by one.
 //!
 //! The trainer first writes [`CommandReply::Ready`]. Then each command is a line, followed directly by its
-//! values, 32 bits each and little-endian. Replies have the same form.
+//! values, 32 bits each and little-endian. Replies have the same form; an exported weight file takes the place
+//! of the values.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -59,11 +60,8 @@ pub enum TrainingCommand {
         /// Directory to write, which must be a new one; the trainer would replace a checkpoint in it.
         directory: PathBuf,
     },
-    /// Writes the adapter in PEFT's format.
-    SaveWeights {
-        /// Directory to write, which must not exist.
-        directory: PathBuf,
-    },
+    /// Sends the adapter in PEFT's format: [`CommandDone::adapter`], and the weight file after the reply.
+    ExportWeights {},
 }
 
 impl TrainingCommand {
@@ -152,6 +150,18 @@ pub struct CommandDone {
     pub metrics: BTreeMap<String, f64>,
     /// Size of the adapter, after [`TrainingCommand::Create`] or [`TrainingCommand::Load`].
     pub lora: Option<Lora>,
+    /// The adapter that follows, after [`TrainingCommand::ExportWeights`]. No values follow then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<ExportedAdapter>,
+}
+
+/// An adapter in PEFT's format whose weight file follows the reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportedAdapter {
+    /// Text of `adapter_config.json`.
+    pub config: String,
+    /// Length of `adapter_model.safetensors` in bytes.
+    pub weight_bytes: u64,
 }
 
 /// Reason why a command was not executed.
@@ -208,6 +218,7 @@ mod tests {
             TrainingCommand::Create { lora: lora.clone(), seed: u64::MAX },
             TrainingCommand::OptimStep(adam),
             TrainingCommand::Load { directory: "d".into(), optimizer: true },
+            TrainingCommand::ExportWeights {},
         ];
         for order in orders {
             assert_eq!(through(&order), order);
@@ -218,6 +229,11 @@ mod tests {
                 numbers: 3,
                 metrics: [("loss:sum".to_owned(), 1.5)].into(),
                 lora: Some(lora),
+                adapter: None,
+            }),
+            CommandReply::Done(CommandDone {
+                adapter: Some(ExportedAdapter { config: "{}".to_owned(), weight_bytes: u64::MAX }),
+                ..CommandDone::default()
             }),
             CommandReply::Refused(CommandRefusal::user("no")),
         ];

@@ -1,11 +1,10 @@
-//! Copies the files of an adapter into the store, or into memory, and hashes them meanwhile.
+//! Copies the files of an adapter into the store, and hashes them meanwhile.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions},
     io::{ErrorKind, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use failpoint::FailpointOutcome;
@@ -41,29 +40,6 @@ impl AdapterStore {
         }
         sync(&directory.0)?;
         Ok(Incoming { content: hasher.finish(), bytes, directory, reserved: None })
-    }
-
-    /// Copies and hashes the adapter at `place` of `tenant` into memory.
-    ///
-    /// # Errors
-    /// Fails as [`copy`](Self::copy) does, and if the tenant has no memory left.
-    pub(crate) fn copy_ephemeral(
-        &self,
-        place: &AdapterLocation,
-        tenant: Option<&str>,
-    ) -> Result<Incoming, StoreError> {
-        let pieces = place.pieces()?;
-        let bytes = pieces.iter().map(|piece| piece.file.metadata().map_or(0, |found| found.len())).sum();
-        let (below, mut reserved) = self.ephemeral.begin(tenant, bytes)?;
-        let directory = incoming_below(below)?;
-        let mut hasher = ContentHasher::ephemeral(TenantId::of(tenant), pieces.len());
-        let copies = pieces.into_iter().map(|piece| self.copy_piece(piece, &directory.0, &mut hasher));
-        let lengths = copies.map(|copy| copy.and_then(|(path, file)| length(&file, &path)));
-        let bytes = lengths.sum::<Result<u64, _>>()?;
-        // A file may have grown while it was copied.
-        let held = reserved.resize(usize::try_from(bytes).unwrap_or(usize::MAX));
-        held.map_err(|full| self.ephemeral.refused(full))?;
-        Ok(Incoming { content: hasher.finish(), bytes, directory, reserved: Some(Arc::new(reserved)) })
     }
 
     fn copy_piece(
