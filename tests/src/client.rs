@@ -227,6 +227,14 @@ impl Client {
         response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
+    /// Posts `body`; returns the bytes of the response and whether these are JSON, if successful.
+    pub fn try_post_for_bytes(&self, route: &str, body: &Value) -> Result<(Vec<u8>, bool), RequestFault> {
+        let mut response = self.try_send(route, body)?;
+        let is_json = response.body().mime_type() == Some("application/json");
+        let bytes = response.body_mut().read_to_vec();
+        Ok((bytes.map_err(|error| RequestFault::Silence(error.to_string()))?, is_json))
+    }
+
     fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, RequestFault> {
         Self::success(self.agent.post(format!("{}{route}", self.url)).send_json(body))
     }

@@ -17,6 +17,7 @@
 //! - [`repeats`]: repetition counts of random tests
 //! - [`watchdog`]: detection of hanging tests
 //! - [`tinker`]: stepwise training through the API of the `tinker` package
+//! - [`keys`]: API keys of tenants
 //! - [`jobs`]: fine-tuning jobs through the API of the `openai` package
 //! - [`fleet`]: several hosts behind Envoy and endpoint pickers
 //! - [`remote_executor`]: executors of other hosts, and the links to them
@@ -39,6 +40,7 @@ pub mod fixtures;
 pub mod fleet;
 pub mod gpu;
 pub mod jobs;
+pub mod keys;
 pub mod network;
 pub mod plan;
 pub mod proc;

@@ -53,6 +53,8 @@ pub const WORKER_FAULTS: RepeatCount = RepeatCount::new("HOLOBIONT_WORKER_FAULTS
 pub const SPLIT_FAULTS: RepeatCount = RepeatCount::new("HOLOBIONT_SPLIT_FAULTS", 8);
 /// Kills during one fine-tuning job: each of its processes once.
 pub const TUNE_KILLS: RepeatCount = RepeatCount::new("HOLOBIONT_TUNE_KILLS", 4);
+/// Tenants that train and sample at once.
+pub const TENANTS: RepeatCount = RepeatCount::new("HOLOBIONT_TENANTS", 4);
 /// Seconds in which a process is killed every 200 ms.
 pub const STORM_S: RepeatCount = RepeatCount::new("HOLOBIONT_STORM_S", 10);
 /// Seconds in which many clients come and go. From five minutes on, memory must be flat too.

@@ -37,5 +37,6 @@ mod stops;
 mod structured;
 mod tenants;
 mod tinker;
+mod tinker_tenants;
 mod tune;
 mod workers;

@@ -4,7 +4,6 @@
 //! No assertion uses the clock: the bound is on the number of other requests served while one waits.
 
 use std::{
-    path::Path,
     process::Command,
     sync::{
         Mutex,
@@ -15,7 +14,8 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, RequestFault, fixtures, watched,
+    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, RequestFault, fixtures, keys::add_key,
+    watched,
 };
 use serde_json::Value;
 
@@ -51,14 +51,6 @@ impl KeyedDeployment {
         let operator = self.deployment.client.with_key(&self.operator);
         operator.try_get("/v1/status").unwrap()["classes"].as_array().unwrap().clone()
     }
-}
-
-fn add_key(file: &Path, tenant: &str, role: &str) -> String {
-    let mut key = Command::new(fixtures::program("holobiont"));
-    key.args(["-q", "key", "add", tenant, "--role", role, "--file"]).arg(file);
-    let made = key.output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    String::from_utf8(made.stdout).unwrap().trim().to_owned()
 }
 
 fn ask_on(client: &Client, number: usize, is_over: &AtomicBool, served: &AtomicUsize) {
