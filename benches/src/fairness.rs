@@ -6,7 +6,7 @@
 
 mod attacks;
 pub(crate) mod hostile;
-mod tenants;
+pub(crate) mod tenants;
 
 use std::time::Duration;
 

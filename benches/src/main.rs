@@ -9,8 +9,8 @@
 //!   [`push`] (adapters pushed from memory), [`remote_executor`] (an executor on another host), [`split`]
 //!   (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`],
 //!   [`sim_validation`] and [`forecast`] (the simulator beside reality), [`fleet`] (hosts that share
-//!   servers), [`fairness`] (tenants beside each other), [`tune`] (training jobs beside PEFT), [`perf_model`]
-//!   (cost of ranks), [`picker`] (the routing decision of the endpoint picker), [`stream`] (a base streamed
+//!   servers), [`fairness`] (tenants beside each other), [`tune`] (training jobs beside PEFT), [`tinker`]
+//!   (tenants that train and sample), [`perf_model`] (cost of ranks), [`picker`] (the routing decision of the endpoint picker), [`stream`] (a base streamed
 //!   from disk), [`grammar`] (structured output), [`openvino`] (prompts and batches beside OpenVINO),
 //!   [`vllm`] (servers beside vLLM), [`many_cores`] (the pass on more cores than the machine has);
 //! - [`holobiont_runner`] and [`peer`]: drivers of each side, by its benchmark command and as a server;
@@ -60,6 +60,7 @@ mod sim_validation;
 mod split;
 mod stream;
 mod suite;
+mod tinker;
 mod tune;
 mod vllm;
 mod workload;

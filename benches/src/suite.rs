@@ -9,7 +9,7 @@ use crate::{
     machine::Cores,
     many_cores, openvino, perf_model, picker, push, remote_executor,
     report::{Comparison, SuiteOutcome},
-    sim_validation, split, stream, tune, vllm, xab,
+    sim_validation, split, stream, tinker, tune, vllm, xab,
 };
 
 /// Runs the benchmarks of `config` and prints their lines. A failed benchmark does not stop the others.
@@ -77,6 +77,7 @@ fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<
         Name::Speculate => split::drafts::run(config, cores),
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::mixed_load::run(config, cores),
+        Name::Tinker => tinker::run(config, cores),
         Name::Push => push::run(config, cores),
         Name::Executors => executors::run(config, cores),
         Name::PerfModel => perf_model::run(config, cores),

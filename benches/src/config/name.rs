@@ -58,6 +58,8 @@ pub(crate) enum Name {
     Tune,
     /// Training jobs beside requests that decode.
     TuneMixed,
+    /// Tenants that train and sample through Tinker's API: time from a step to the first token.
+    Tinker,
     /// Adapters pushed from memory: time until usable, beside streams, and rate.
     Push,
     /// Two executors behind one gateway, beside one.
@@ -106,7 +108,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 35] = [
+    pub(super) const EACH: [Self; 36] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -131,6 +133,7 @@ impl Name {
         Self::Drafts,
         Self::Tune,
         Self::TuneMixed,
+        Self::Tinker,
         Self::Push,
         Self::Executors,
         Self::PerfModel,

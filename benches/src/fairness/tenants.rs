@@ -57,7 +57,7 @@ impl TenantAttempts {
 }
 
 #[derive(Debug)]
-pub(super) struct Tenants {
+pub(crate) struct Tenants {
     server: Holobiont,
     keys: Vec<(String, String)>,
     operator: String,
@@ -70,7 +70,7 @@ impl Tenants {
     ///
     /// # Errors
     /// If it does not start.
-    pub(super) fn start(
+    pub(crate) fn start(
         config: &SuiteConfig,
         cores: &Cores,
         names: &[&str],
@@ -100,11 +100,11 @@ impl Tenants {
         Ok(Self { server, keys, operator, requests: AtomicUsize::new(0), _folder: folder })
     }
 
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.server.port()
     }
 
-    pub(super) fn base(&self) -> &str {
+    pub(crate) fn base(&self) -> &str {
         self.server.dialect().of(AdapterChoice::Base)
     }
 
@@ -112,7 +112,7 @@ impl Tenants {
         &self.operator
     }
 
-    pub(super) fn key(&self, name: &str) -> Result<&str> {
+    pub(crate) fn key(&self, name: &str) -> Result<&str> {
         let found = self.keys.iter().find(|(tenant, _)| tenant == name);
         found.map(|(_, key)| key.as_str()).with_context(|| format!("'{name}' has no key"))
     }

@@ -71,7 +71,7 @@ fn allowed(package: &str) -> &'static str {
         }
         // Benches measure single parts beside their peers.
         "benches" => {
-            "base-executor client control-protocol endpoint-picker kernels kv-cache model model-files scheduling shmproto simulator speculation testkit text trainer types"
+            "base-executor client control-protocol endpoint-picker gateway kernels kv-cache model model-files scheduling shmproto simulator speculation testkit text trainer types"
         }
         // End-to-end tests start programs, and read their tables of failpoints.
         "tests" => {
