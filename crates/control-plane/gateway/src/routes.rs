@@ -245,6 +245,7 @@ fn tinker_routes() -> Vec<HttpRoute> {
         |path, handler| user(Method::POST, path, handler).by(BaseChoice::FirstOnly("training step by step"));
     vec![
         user(Method::POST, "/api/v1/client/config", post(sessions::config)),
+        user(Method::POST, "/api/v1/client/dynamic_config", post(sessions::dynamic_config)),
         user(Method::POST, "/api/v1/create_session", post(sessions::create)),
         user(Method::POST, "/api/v1/session_heartbeat", post(sessions::heartbeat)),
         user(Method::POST, "/api/v1/sessions/{id}/finish", post(sessions::finish)),

@@ -1,5 +1,5 @@
-//! Routes of sessions and futures: `client/config`, `create_session`, `session_heartbeat`,
-//! `sessions/{id}/finish`, `get_server_capabilities`, `retrieve_future`, `telemetry`.
+//! Routes of sessions and futures: `client/config`, `client/dynamic_config`, `create_session`,
+//! `session_heartbeat`, `sessions/{id}/finish`, `get_server_capabilities`, `retrieve_future`, `telemetry`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -71,6 +71,11 @@ pub async fn config(State(app): State<Arc<App>>) -> Json<Value> {
         "fwdbwd_max_chunk_len": 1024,
         "fwdbwd_max_chunk_bytes_count": largest.min(5_000_000),
     }))
+}
+
+/// Returns the settings that a client fetches again every few minutes. Samples cannot be cancelled.
+pub async fn dynamic_config() -> Json<Value> {
+    Json(json!({ "refresh_interval_sec": 300, "sample_cancel_enabled": false }))
 }
 
 pub(crate) async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {

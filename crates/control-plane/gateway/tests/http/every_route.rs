@@ -29,6 +29,7 @@ const WITHOUT_BODY: &[&str] = &[
     "/v1/fine_tuning/jobs/{id}/pause",
     "/v1/fine_tuning/jobs/{id}/resume",
     "/api/v1/client/config",
+    "/api/v1/client/dynamic_config",
     FINISH,
     "/api/pull",
     "/api/push",
