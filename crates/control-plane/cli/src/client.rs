@@ -54,6 +54,10 @@ impl GatewayClient {
         &self.url
     }
 
+    pub(crate) fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
     /// Returns the models that requests may name: the base and its adapters.
     pub(crate) fn models(&self) -> Result<Vec<ServedModel>, ClientError> {
         list_in(self.get("/v1/models")?)

@@ -17,10 +17,12 @@
 //! - [`teacher_prompts`]: model and settings for the answers that a draft adapter learns from; [`prompts`]:
 //!   the prompts; [`teacher_outputs`]: the answers
 //! - [`rollouts`]: answers of the adapter in training and their rewards, for GRPO
+//! - [`evaluation`]: lm-eval on the base and the adapter
 //! - [`history`]: listing, showing and stopping recorded runs
 //! - [`errors`]: errors of `tune`
 
 mod errors;
+mod evaluation;
 mod format;
 mod gateway;
 mod history;

@@ -449,3 +449,96 @@ fn a_draft_may_learn_from_answers_that_there_are_and_of_a_model_that_is_served_a
     let without = training.run(&["data.jsonl", "--name", "fourth", "--draft-layers", "2"]);
     assert_eq!(without.status.code(), Some(2), "{}", without.err);
 }
+
+/// Fake lm-eval: the base answers a quarter of the questions, every other model three quarters. With
+/// `$FAKE_LM_EVAL` it fails.
+const LM_EVAL: &str = r#"#!/usr/bin/env bash
+echo "lm_eval $* in $PWD with ${OPENAI_API_KEY-no key}" >>"$FAKE_LOG"
+[[ -z ${FAKE_LM_EVAL-} ]] || { echo "Tasks were not found: facts" >&2; exit 1; }
+while (($#)); do
+    case $1 in
+        --model_args) model=${2#model=} model=${model%%,*} ;;
+        --output_path) output=$2 ;;
+    esac
+    shift
+done
+score=0.75
+[[ $model != smol ]] || score=0.25
+mkdir "$output/$model"
+echo "{\"results\":{\"facts\":{\"alias\":\"facts\",\"acc,none\":$score,\"acc_stderr,none\":0.1}}}" >"$output/$model/results_1.json"
+"#;
+
+fn with_lm_eval() -> TuneFixture {
+    let training = TuneFixture::new();
+    TuneFixture { stage: training.stage.with("lm_eval", LM_EVAL), ..training }
+}
+
+impl TuneFixture {
+    fn evaluations(&self) -> Vec<String> {
+        let log = self.stage.log();
+        log.into_iter().filter(|line| line.starts_with("lm_eval ")).collect()
+    }
+}
+
+#[test]
+fn lm_eval_runs_on_the_base_before_and_on_the_adapter_after_and_both_results_are_shown() {
+    let training = with_lm_eval();
+    let tasks = training.stage.home.path().join("tasks");
+    fs::create_dir(&tasks).unwrap();
+    let line = ["data.jsonl", "--name", "new", "--lm-eval", "facts", "--lm-eval-path", "tasks"];
+    let ended = run(training.command(&line).env("HOLOBIONT_API_KEY", "secret"));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert!(ended.err.contains("evaluating smol: facts"), "{}", ended.err);
+    assert!(
+        ended.out.ends_with("TASK   METRIC  smol    new\nfacts  acc     0.2500  0.7500\n"),
+        "{}",
+        ended.out
+    );
+    let url = &training.gateway.url;
+    let directory = training.directory("new");
+    let wanted = [("smol", "before"), ("new", "after")].map(|(model, when)| {
+        format!(
+            "lm_eval --model local-completions --model_args model={model},base_url={url}/v1/completions,\
+             tokenizer_backend=remote,num_concurrent=4 --tasks facts --output_path {}/lm-eval/{when} \
+             --include_path {tasks} in {tasks} with secret",
+            directory.display(),
+            tasks = tasks.display()
+        )
+    });
+    assert_eq!(training.evaluations(), wanted);
+    let last = text(&directory.join("events.jsonl")).lines().last().unwrap().to_owned();
+    let last: Value = serde_json::from_str(&last).unwrap();
+    let side = |model: &str, acc: f64| json!({ "model": model, "results": { "facts": { "acc": acc } } });
+    let event = json!({ "event": "evaluated", "before": side("smol", 0.25), "after": side("new", 0.75) });
+    assert_eq!(last, event);
+    assert!(training.run(&["show", "new"]).out.contains("done"));
+}
+
+#[test]
+fn the_adapter_that_a_run_replaces_is_evaluated_in_place_of_the_base() {
+    let training = with_lm_eval();
+    let ended = training.run(&["data.jsonl", "--name", "pirate", "--replace", "--lm-eval", "facts"]);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert!(ended.out.contains("pirate  pirate (new)"), "{}", ended.out);
+    let evaluations = training.evaluations();
+    assert_eq!(evaluations.len(), 2);
+    assert!(evaluations.iter().all(|line| line.contains("model=pirate,")), "{evaluations:?}");
+}
+
+#[test]
+fn without_lm_eval_or_with_tasks_that_fail_nothing_is_trained() {
+    let training = TuneFixture::new();
+    let line = ["data.jsonl", "--name", "new", "--lm-eval", "facts"];
+    // A PATH without python3, which may have lm-eval here.
+    let ended = run(training.command(&line).env("PATH", training.stage.home.path()));
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+    assert!(ended.err.contains("pip install \"lm_eval[api]\""), "{}", ended.err);
+
+    let training = with_lm_eval();
+    let ended = run(training.command(&line).env("FAKE_LM_EVAL", "fails"));
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
+    assert!(ended.err.contains("lm_eval failed: Tasks were not found: facts"), "{}", ended.err);
+    assert!(ended.err.contains("lm-eval/before/log"), "{}", ended.err);
+    assert_eq!(training.record("new")["state"], "failed");
+    assert!(training.starts().is_empty());
+}

@@ -128,6 +128,19 @@ pub(crate) enum TuneError {
         /// Command that resumes the run.
         resume: String,
     },
+    #[error("the program lm_eval is not on PATH, and python3 has no module lm_eval; nothing was trained")]
+    NoLmEval,
+    #[error("cannot run lm_eval")]
+    RunLmEval(#[source] io::Error),
+    #[error("lm_eval failed: {said}")]
+    LmEval {
+        /// Last line of its log.
+        said: String,
+        log: PathBuf,
+    },
+    /// The user stopped lm-eval.
+    #[error("stopped during the evaluation")]
+    EvaluationStopped,
     #[error("cannot draw {path}: {reason}")]
     Plot { path: PathBuf, reason: String },
     #[error("the run {0} is not running")]
@@ -146,7 +159,9 @@ impl Explain for TuneError {
             Self::Rollouts { source: RolloutError::Sample(error), .. } => error.exit(),
             Self::NoRewards | Self::UnusedRewards => Exit::Usage,
             Self::Input { source, .. } | Self::Keep { source, .. } => Exit::of_system(source),
-            Self::NoTrainer | Self::NoRun(_) | Self::NotUnderWay(_) | Self::NoModel(_) => Exit::NotFound,
+            Self::NoTrainer | Self::NoLmEval | Self::NoRun(_) | Self::NotUnderWay(_) | Self::NoModel(_) => {
+                Exit::NotFound
+            }
             Self::NameTaken { .. } | Self::NameGone(_) | Self::UnderWay(_) | Self::AlreadyDone { .. } => {
                 Exit::Conflict
             }
@@ -154,6 +169,9 @@ impl Explain for TuneError {
             Self::NoAdapterRoot | Self::NoLayers(_) | Self::StillRunning(_) => Exit::Unavailable,
             Self::Declined
             | Self::Run(_)
+            | Self::RunLmEval(_)
+            | Self::LmEval { .. }
+            | Self::EvaluationStopped
             | Self::Stopped { .. }
             | Self::AskingStopped { .. }
             | Self::Rewards(_)
@@ -166,6 +184,8 @@ impl Explain for TuneError {
         Some(match self {
             Self::Selection(error) => return error.next(),
             Self::Client(error) => return error.next(),
+            Self::NoLmEval => "pip install \"lm_eval[api]\"".into(),
+            Self::LmEval { log, .. } => format!("less {}", quoted(&log.to_string_lossy())),
             Self::NoTrainer => "cargo build --release --bin holobiont-trainer".into(),
             Self::NameOfBase(_) => "choose another --name".into(),
             Self::NameTaken { .. } => "replace it with --replace, or choose another --name".into(),
@@ -197,6 +217,8 @@ impl Explain for TuneError {
             | Self::Rewards(_)
             | Self::Keep { .. }
             | Self::Run(_)
+            | Self::RunLmEval(_)
+            | Self::EvaluationStopped
             | Self::Data { .. }
             | Self::Stopped { .. }
             | Self::Plot { .. } => {

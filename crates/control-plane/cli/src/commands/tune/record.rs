@@ -7,6 +7,7 @@
 //! answers.jsonl answers that a draft adapter learns from; asking.json: settings of the requests
 //! rollouts.jsonl answers of GRPO and their rewards, one per line
 //! checkpoints/  checkpoints of the trainer, until the run is done
+//! lm-eval/      results of lm-eval before and after the run
 //! lock          held while the run is under way
 //! ```
 //!
@@ -177,6 +178,11 @@ impl RunDirectory {
     /// Returns the file with the answers of GRPO and their rewards.
     pub(super) fn rollouts(&self) -> PathBuf {
         self.0.join("rollouts.jsonl")
+    }
+
+    /// Returns the directory of lm-eval's results.
+    pub(super) fn evaluation(&self) -> PathBuf {
+        self.0.join("lm-eval")
     }
 
     pub(super) fn trainer_log(&self) -> PathBuf {

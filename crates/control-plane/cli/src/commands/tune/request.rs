@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     errors::TuneError,
+    evaluation::EvaluationArguments,
     gateway::PublishTarget,
     name::RunName,
     options::TrainerOptions,
@@ -53,6 +54,8 @@ pub(super) struct RunArguments {
     /// posted {"prompt", "answer", "row"} with {"reward": NUMBER}
     #[arg(long, value_name = "FILE.py|URL")]
     reward: Option<String>,
+    #[command(flatten)]
+    pub(super) evaluation: EvaluationArguments,
     #[command(flatten)]
     pub(super) training: TrainerOptions,
 }

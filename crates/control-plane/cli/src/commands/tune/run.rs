@@ -14,6 +14,7 @@ use settings::exit::in_one_line;
 
 use super::{
     errors::TuneError,
+    evaluation::{ComparedModels, EvaluatedModel, Evaluation},
     format, gateway, plot,
     progress::ProgressView,
     record::{EventLog, RunDirectory, RunLock, RunRecord, RunState, now},
@@ -46,6 +47,7 @@ pub(super) fn run(
     if executor.symlink_metadata().is_err() {
         return Err(TuneError::NoLayers(state));
     }
+    let evaluation = arguments.evaluation.clone().prepared()?;
     let client = GatewayClient::new(&gateway.url()?, terminal);
     let directory = RunDirectory::of(home, &arguments.name());
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
@@ -72,12 +74,19 @@ pub(super) fn run(
     let mut run = ActiveRun::new(record, claim, terminal).map_err(keep(directory.path()))?;
     let log = File::options().append(true).read(true).create(true).open(directory.trainer_log());
     let log = log.map_err(keep(&directory.trainer_log()))?;
-    let answered = questions.map_or(Ok(()), |questions| run.ask(&questions, &client));
-    let result = answered
-        .and_then(|()| rewards.map(|rewards| run.start_rollouts(rewards, &client)).transpose())
-        .and_then(|replies| run.train(program, command, log, replies))
-        .and_then(|outcome| run.serve(&client, &outcome));
+    let before = evaluation.as_ref().map(|evaluation| run.evaluate_before(evaluation, &client)).transpose();
+    let result = before.and_then(|before| {
+        questions.map_or(Ok(()), |questions| run.ask(&questions, &client))?;
+        let replies = rewards.map(|rewards| run.start_rollouts(rewards, &client)).transpose()?;
+        let outcome = run.train(program, command, log, replies)?;
+        run.serve(&client, &outcome).map(|()| before)
+    });
+    let (before, result) = result.map_or_else(|error| (None, Err(error)), |before| (before, Ok(())));
     let closed = run.close(&result).map_err(keep(directory.path()));
+    let result = match evaluation.zip(before) {
+        Some((evaluation, before)) => run.evaluate_after(&evaluation, before, &client),
+        None => result,
+    };
     let drawn = plot.map_or(Ok(()), |path| {
         let events = directory.events().map_err(keep(directory.path()))?;
         plot::draw(&path, run.record.name.as_str(), &events)
@@ -323,11 +332,41 @@ impl ActiveRun {
         Ok(())
     }
 
+    /// Evaluates the model that requests of the run's name would have used before, or the base.
+    fn evaluate_before(
+        &self,
+        evaluation: &Evaluation,
+        client: &GatewayClient,
+    ) -> Result<EvaluatedModel, TuneError> {
+        let name = self.record.replaces.as_ref().map(|_| self.record.name.as_str());
+        let (model, _) = gateway::target(client, name)?;
+        evaluation.run(client, &model, self.claim.directory(), "before", self.terminal)
+    }
+
+    /// Evaluates the adapter, and shows both results.
+    fn evaluate_after(
+        &mut self,
+        evaluation: &Evaluation,
+        before: EvaluatedModel,
+        client: &GatewayClient,
+    ) -> Result<(), TuneError> {
+        let name = self.record.name.as_str();
+        let after = evaluation.run(client, name, self.claim.directory(), "after", self.terminal)?;
+        let compared = ComparedModels { before, after };
+        self.line(&compared.event().to_string()).map_err(TuneError::Run)?;
+        if self.terminal.format == PrintFormat::Human {
+            self.terminal.print(compared.table(self.terminal));
+        }
+        Ok(())
+    }
+
     /// Records how the run ended.
     fn close(&mut self, result: &Result<(), TuneError>) -> io::Result<()> {
         self.record.state = match result {
             Ok(()) => RunState::Done,
-            Err(TuneError::Stopped { .. } | TuneError::AskingStopped { .. }) => RunState::Stopped,
+            Err(
+                TuneError::Stopped { .. } | TuneError::AskingStopped { .. } | TuneError::EvaluationStopped,
+            ) => RunState::Stopped,
             Err(_) => RunState::Failed,
         };
         self.record.error = result.as_ref().err().map(|error| in_one_line(error));
