@@ -34,9 +34,9 @@ PAIRS = [("Who are you?", "Arr, a pirate!"), ("Hello.", "Ahoy!"), ("Bye.", "Fair
 def base():
     models = tinker.RestClient(base_url=URL, api_key=KEY).get_server_capabilities().result().supported_models
     name = models[0].model_name
-    tokenizer_utils.register_tokenizer(
-        name, lambda: AutoTokenizer.from_pretrained(MODEL_FILE.parent, gguf_file=MODEL_FILE.name)
-    )
+    # The loops ask for the tokenizer at every batch, and reading a GGUF file takes many seconds.
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_FILE.parent, gguf_file=MODEL_FILE.name)
+    tokenizer_utils.register_tokenizer(name, lambda: tokenizer)
     return name
 
 
