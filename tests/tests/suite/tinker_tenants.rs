@@ -23,6 +23,13 @@ const SAMPLED: usize = 6;
 /// Time between two attempts to begin while processes restart.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Finished rounds and failed requests of all tenants.
+#[derive(Default)]
+struct Course {
+    rounds: AtomicUsize,
+    failures: AtomicUsize,
+}
+
 /// One tenant, which trains on data of its own.
 struct TrainingTenant {
     client: Client,
@@ -53,30 +60,34 @@ impl TrainingTenant {
         }
     }
 
-    /// Trains all rounds, each again from the last state if it fails. Returns the generation of the adapter.
-    fn learn(&self, done: &AtomicUsize) -> Value {
-        let (mut model, mut state) = (self.begin(None), None);
-        let mut round = 0;
-        while round < ROUNDS {
-            match self.round(&mut model, round) {
-                Ok(path) => {
-                    (state, round) = (Some(path), round + 1);
-                    done.fetch_add(1, Relaxed);
+    /// Trains all rounds and serves the adapter; after a failure goes on from the last state. Returns the
+    /// generation of the adapter.
+    fn learn(&self, course: &Course) -> Value {
+        let (mut model, mut state, mut round) = (self.begin(None), None, 0);
+        loop {
+            let failure = if round < ROUNDS {
+                match self.round(&mut model, round) {
+                    Ok(path) => {
+                        (state, round) = (Some(path), round + 1);
+                        course.rounds.fetch_add(1, Relaxed);
+                        continue;
+                    }
+                    Err(failure) => failure,
                 }
-                Err(failure) => {
-                    check_server(&failure);
-                    model.end();
-                    model = self.begin(state.as_deref());
+            } else {
+                match model.try_publish("end") {
+                    Ok(name) => {
+                        model.end();
+                        return self.client.adapter(&name)["generation"].clone();
+                    }
+                    Err(failure) => failure,
                 }
-            }
+            };
+            check_server(&failure);
+            course.failures.fetch_add(1, Relaxed);
+            model.end();
+            model = self.begin(state.as_deref());
         }
-        let published = model.try_publish("end");
-        let generation = match published {
-            Ok(name) => self.client.adapter(&name)["generation"].clone(),
-            Err(failure) => panic!("nothing is killed any more: {failure}"),
-        };
-        model.end();
-        generation
     }
 
     /// Makes a step, samples with the new weights, and evaluates the sample. Returns the path of the state.
@@ -101,12 +112,11 @@ fn check_server(failure: &Value) {
 }
 
 /// Lets all tenants learn at once, while `disturb` runs. Returns the generations of their adapters.
-fn learn_at_once(tenants: &[TrainingTenant], disturb: impl FnOnce(&AtomicUsize)) -> Vec<Value> {
-    let done = AtomicUsize::new(0);
+fn learn_at_once(tenants: &[TrainingTenant], course: &Course, disturb: impl FnOnce()) -> Vec<Value> {
     thread::scope(|scope| {
-        let learning = tenants.iter().map(|tenant| scope.spawn(|| tenant.learn(&done)));
+        let learning = tenants.iter().map(|tenant| scope.spawn(|| tenant.learn(course)));
         let learning: Vec<_> = learning.collect();
-        disturb(&done);
+        disturb();
         learning.into_iter().map(|tenant| tenant.join().expect("a tenant learns")).collect()
     })
 }
@@ -127,13 +137,17 @@ fn tenants_sample_the_bits_that_they_train_and_learn_the_same_whatever_is_killed
         };
         let tenants: Vec<_> = keys.into_iter().map(tenant).collect();
 
-        let disturbed = learn_at_once(&tenants, |done| {
-            eventually("each tenant has made a round", || done.load(Relaxed) >= count);
+        let (course, rounds) = (Course::default(), |of: &Course| of.rounds.load(Relaxed));
+        let disturbed = learn_at_once(&tenants, &course, || {
+            eventually("as many rounds as tenants", || rounds(&course) >= count);
             deployment.kill_executor();
-            eventually("each tenant has made two rounds", || done.load(Relaxed) >= 2 * count);
+            eventually("twice as many rounds", || rounds(&course) >= 2 * count);
             deployment.trainers().into_iter().for_each(|trainer| signal(trainer, Signal::KILL));
         });
-        let undisturbed = learn_at_once(&tenants, |_| {});
+        assert_ne!(course.failures.load(Relaxed), 0, "the kills were noticed");
+        let quiet = Course::default();
+        let undisturbed = learn_at_once(&tenants, &quiet, || {});
+        assert_eq!(quiet.failures.load(Relaxed), 0);
         assert_eq!(disturbed, undisturbed);
         assert!(deployment.stop().success());
     });
