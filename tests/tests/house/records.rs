@@ -16,7 +16,9 @@ const TWINS: &[&str] = &[
     "GatewayReport HostReport",
     // A configuration and its command line.
     "Args GatewayConfig",
-    // The options of a training job, the plan with all defaults, which checkpoints hold, and its report.
+    // The options of a training job by command and by request, the plan with all defaults, which checkpoints
+    // hold, and its report.
+    "JobHyperparameters TrainingSpec",
     "JobPlan TrainingPlan",
     "JobPlan TrainingSpec",
     "TrainingPlan TrainingSpec",

@@ -1,4 +1,4 @@
-//! Losses over log-probabilities of tokens, by the names and formulas that Tinker documents, DPO and KTO.
+//! Losses over log-probabilities of tokens: those of Tinker by its names and formulas, DPO and KTO.
 //!
 //! All losses are sums over tokens, not means: a caller that wants a mean divides the weights or advantages.
 //! With p the policy in training, q the policy that sampled, r = p / q, A the advantage and w the weight of a
@@ -15,9 +15,9 @@
 //! DPO (Rafailov et al. 2023, equation 7) is -log σ(β (c - d)) of a pair. Here c and d are the sums of w (log
 //! p - log q) of the chosen and of the rejected answer, and q is the reference.
 //!
-//! KTO (Ethayarajh et al. 2024, equation 8) is w_d σ(β (z - c)) of a desirable answer and w_u σ(β (c - z)) of an
-//! undesirable one. Here c is the sum of w (log p - log q) of the answer. z, held constant, is the mean of such
-//! sums over prompts with answers to other prompts, and at least 0.
+//! KTO (Ethayarajh et al. 2024, equation 8) is w_d σ(β (z - c)) of a desirable answer, and w_u σ(β (c - z))
+//! of an undesirable one. Here c is the sum of w (log p - log q) of the answer. The constant z is the mean of
+//! such sums over prompts with answers to other prompts, and at least 0.
 //!
 //! All values are computed in f64 and summed in the order of the tokens.
 

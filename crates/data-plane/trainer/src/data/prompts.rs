@@ -12,8 +12,8 @@ use super::{
     fields::{LineFields, UnreadFields},
     kind::DataKind,
     message::{MessageRole, SampleMessage},
-    one_kind, one_source, rating,
-    sample::{Conversation, TrainingSample, openai_conversation, read, share_gpt},
+    one_kind, one_source,
+    sample::{Conversation, TrainingSample, openai_conversation, read, read_rating, share_gpt},
     source::DataSource,
     sources,
 };
@@ -86,7 +86,7 @@ fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, L
         DataPrompt { kind: of_text.clone(), turns: said.len(), conversation: said }
     };
     let kind = match kind.unrated() {
-        Some(form) => rating::read(&mut line).map(|_| form)?,
+        Some(form) => read_rating(&mut line).map(|_| form)?,
         None => kind,
     };
     let conversation = match kind {

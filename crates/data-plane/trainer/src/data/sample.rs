@@ -57,7 +57,6 @@ pub(super) struct Conversation {
 }
 
 #[derive(Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "one sample is held at a time")]
 pub(super) enum TrainingSample {
     /// Learns the assistant's messages, of which there is at least one.
     Conversation(Conversation),
@@ -100,8 +99,8 @@ pub(super) enum TrainingSample {
 /// Reads a line of the given kind.
 pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     if let Some(form) = kind.unrated() {
-        let is_desirable = rating::read(line)?;
-        return rating::rated(read(form, line)?, kind, is_desirable);
+        let is_desirable = read_rating(line)?;
+        return rated(read(form, line)?, kind, is_desirable);
     }
     line.refuse(&REFUSED)?;
     match kind {
@@ -112,7 +111,7 @@ pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSamp
         DataKind::PromptCompletion => prompt_completion(line),
         DataKind::Alpaca => answered_question(line, ["instruction", "output"]),
         DataKind::Question => {
-            rating::refuse(line)?;
+            refuse_rating(line)?;
             answered_question(line, ["question", "response"])
         }
         DataKind::Messages => conversation(openai_conversation(line)?),
@@ -196,6 +195,52 @@ fn conversation(conversation: Conversation) -> Result<TrainingSample, LineFault>
         Ok(TrainingSample::Conversation(conversation))
     } else {
         Err(LineFault::NothingToLearn)
+    }
+}
+
+/// Reads the rating of a line: true if its answer is desirable.
+pub(super) fn read_rating(line: &mut LineFields) -> Result<bool, LineFault> {
+    let mut read: Option<(&str, bool)> = None;
+    for field in rating::FIELDS {
+        let Some(value) = line.take(field) else { continue };
+        let is_desirable =
+            rating::rating(&value).ok_or_else(|| wrong(line.path(field), "true or false", &value))?;
+        match read {
+            Some((other, earlier)) if earlier != is_desirable => {
+                return Err(LineFault::Twice { field: line.path(field), other: line.path(other) });
+            }
+            _ => read = Some((field, is_desirable)),
+        }
+    }
+    let (_, is_desirable) = read.ok_or_else(|| LineFault::Missing { field: line.path(rating::FIELDS[0]) })?;
+    Ok(is_desirable)
+}
+
+/// Returns `sample`, of a line of `kind`, with the rating of its last answer; earlier answers are only shown.
+fn rated(sample: TrainingSample, kind: DataKind, is_desirable: bool) -> Result<TrainingSample, LineFault> {
+    let Conversation { mut messages, variables } = match sample {
+        TrainingSample::Conversation(conversation) => conversation,
+        TrainingSample::Continuation { prompt, completion } => {
+            return Ok(TrainingSample::RatedText { prompt, completion, is_desirable });
+        }
+        _ => return Err(LineFault::NoRatedAnswer),
+    };
+    let answers = messages.iter().filter(|message| message.is_learned).count();
+    let has_one_completion = kind != DataKind::RatedCompletion || answers == 1;
+    match messages.pop().filter(|answer| answer.is_learned && has_one_completion) {
+        Some(answer) => {
+            Ok(TrainingSample::Rated { asked: Conversation { messages, variables }, answer, is_desirable })
+        }
+        None => Err(LineFault::NoRatedAnswer),
+    }
+}
+
+/// Refuses a rating of a line whose kind has none: a bad answer would be learned like a good one.
+fn refuse_rating(line: &LineFields) -> Result<(), LineFault> {
+    let is_rating = |field: &&&str| line.peek(field).is_some_and(|value| rating::rating(value).is_some());
+    match rating::FIELDS.iter().find(is_rating) {
+        Some(field) => Err(LineFault::Rated { field: line.path(field) }),
+        None => Ok(()),
     }
 }
 

@@ -22,12 +22,12 @@ const SMOOTHING: f64 = 0.9;
 /// The sweep ends when the smoothed loss exceeds the lowest by this multiple of the lowest.
 const DIVERGED: f64 = 3.0;
 
-/// Share of the points at the beginning that are no suggestion, because few losses are averaged there.
+/// Divisor of the number of points that gives the number of those skipped, which average few losses.
 const SKIPPED_SHARE: usize = 10;
 
 impl TrainingJob {
-    /// Trains once for each of a series of rising rates, until the loss diverges. The adapter of `learning` is
-    /// of no use afterwards. Returns `None` if the listener stopped the sweep.
+    /// Makes a step for each of a series of rising rates, until the loss diverges. The adapter of `learning`
+    /// is of no use afterwards. Returns `None` if the listener stopped the sweep.
     ///
     /// # Errors
     /// Fails if the executor is gone, or not a single loss is a number.

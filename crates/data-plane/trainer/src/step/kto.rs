@@ -108,3 +108,24 @@ fn inputs(part: &[&RatedAnswer]) -> (Inputs, Vec<bool>) {
     let examples: Vec<&Example> = part.iter().map(|rated| &rated.example).collect();
     (Inputs::of(&examples), part.iter().map(|rated| rated.is_desirable).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(prompt: u32, answer: u32) -> RatedAnswer {
+        let example = Example { line: 1, tokens: vec![prompt, prompt, answer], weights: vec![0.0, 1.0] };
+        RatedAnswer { example, is_desirable: true }
+    }
+
+    #[test]
+    fn each_prompt_gets_the_answer_before_it_and_a_single_one_its_own() {
+        let rated = [answer(1, 11), answer(2, 12), answer(3, 13)];
+        let tokens = |rated: &[&RatedAnswer]| -> Vec<[u32; 2]> {
+            mismatched(rated, 64).iter().map(|example| [example.tokens[0], example.tokens[2]]).collect()
+        };
+        assert_eq!(tokens(&rated.each_ref()), [[1, 13], [2, 11], [3, 12]]);
+        assert_eq!(tokens(&[&rated[1]]), [[2, 12]]);
+        assert!(tokens(&[]).is_empty());
+    }
+}
