@@ -17,6 +17,7 @@ os.environ["TINKER_API_KEY"] = KEY = "tml-" + os.environ.get("HOLOBIONT_API_KEY"
 import pytest  # noqa: E402
 import tinker  # noqa: E402
 from tinker_cookbook import tokenizer_utils  # noqa: E402
+from tinker_cookbook.eval.evaluators import TrainingClientEvaluator  # noqa: E402
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder  # noqa: E402
 from tinker_cookbook.rl import train as rl_train  # noqa: E402
 from tinker_cookbook.supervised import train as supervised_train  # noqa: E402
@@ -57,7 +58,7 @@ def version(sampler_path):
     return next(card["generation"] for card in listed if card["name"] == f"tinker-{run}-{name}".replace(":", "-"))
 
 
-def sft(base, tmp_path, log_path, **options):
+def sft(base, tmp_path, log_path, eval_every=0, **options):
     data = tmp_path / "data.jsonl"
     lines = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in PAIRS]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -75,7 +76,7 @@ def sft(base, tmp_path, log_path, **options):
         lora_rank=8,
         base_url=URL,
         save_every=3,
-        eval_every=0,
+        eval_every=eval_every,
         **options,
     )
 
@@ -84,16 +85,16 @@ class Interrupted(Exception):
     pass
 
 
-def interrupting(step):
+class Interrupting(TrainingClientEvaluator):
     """An evaluator that ends the loop at its call `step`, as a crash would."""
-    calls = iter(range(10_000))
 
-    async def evaluate(_client):
-        if next(calls) == step:
+    def __init__(self, step):
+        self.calls = iter(range(step))
+
+    async def __call__(self, training_client):
+        if next(self.calls, None) is None:
             raise Interrupted
         return {}
-
-    return lambda: evaluate
 
 
 def test_the_supervised_loop_learns_and_resumes_with_the_same_bits(base, tmp_path):
@@ -104,7 +105,8 @@ def test_the_supervised_loop_learns_and_resumes_with_the_same_bits(base, tmp_pat
 
     log_path = tmp_path / "cut"
     with pytest.raises(Interrupted):
-        cut = sft(base, tmp_path, log_path, evaluator_builders=[interrupting(4)]).__replace__(eval_every=1)
+        # The state of step 3 is saved while step 4 is under way.
+        cut = sft(base, tmp_path, log_path, eval_every=1, evaluator_builders=[lambda: Interrupting(5)])
         asyncio.run(supervised_train.main(cut))
     assert "final" not in [kept["name"] for kept in checkpoints(log_path)]
     asyncio.run(supervised_train.main(sft(base, tmp_path, log_path)))

@@ -190,6 +190,7 @@ impl<'a> TinkerModel<'a> {
 }
 
 /// Returns a request's fault in the form of a failed future.
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn unserved(fault: RequestFault) -> Value {
     json!({ "category": "server", "error": fault.to_string() })
 }

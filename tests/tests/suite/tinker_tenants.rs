@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Finished rounds and failed requests of all tenants.
 #[derive(Default)]
-struct Course {
+struct TrainingCounts {
     rounds: AtomicUsize,
     failures: AtomicUsize,
 }
@@ -62,14 +62,14 @@ impl TrainingTenant {
 
     /// Trains all rounds and serves the adapter; after a failure goes on from the last state. Returns the
     /// generation of the adapter.
-    fn learn(&self, course: &Course) -> Value {
+    fn learn(&self, counts: &TrainingCounts) -> Value {
         let (mut model, mut state, mut round) = (self.begin(None), None, 0);
         loop {
             let failure = if round < ROUNDS {
                 match self.round(&mut model, round) {
                     Ok(path) => {
                         (state, round) = (Some(path), round + 1);
-                        course.rounds.fetch_add(1, Relaxed);
+                        counts.rounds.fetch_add(1, Relaxed);
                         continue;
                     }
                     Err(failure) => failure,
@@ -84,7 +84,7 @@ impl TrainingTenant {
                 }
             };
             check_server(&failure);
-            course.failures.fetch_add(1, Relaxed);
+            counts.failures.fetch_add(1, Relaxed);
             model.end();
             model = self.begin(state.as_deref());
         }
@@ -112,9 +112,9 @@ fn check_server(failure: &Value) {
 }
 
 /// Lets all tenants learn at once, while `disturb` runs. Returns the generations of their adapters.
-fn learn_at_once(tenants: &[TrainingTenant], course: &Course, disturb: impl FnOnce()) -> Vec<Value> {
+fn learn_at_once(tenants: &[TrainingTenant], counts: &TrainingCounts, disturb: impl FnOnce()) -> Vec<Value> {
     thread::scope(|scope| {
-        let learning = tenants.iter().map(|tenant| scope.spawn(|| tenant.learn(course)));
+        let learning = tenants.iter().map(|tenant| scope.spawn(|| tenant.learn(counts)));
         let learning: Vec<_> = learning.collect();
         disturb();
         learning.into_iter().map(|tenant| tenant.join().expect("a tenant learns")).collect()
@@ -137,15 +137,15 @@ fn tenants_sample_the_bits_that_they_train_and_learn_the_same_whatever_is_killed
         };
         let tenants: Vec<_> = keys.into_iter().map(tenant).collect();
 
-        let (course, rounds) = (Course::default(), |of: &Course| of.rounds.load(Relaxed));
-        let disturbed = learn_at_once(&tenants, &course, || {
-            eventually("as many rounds as tenants", || rounds(&course) >= count);
+        let (counts, rounds) = (TrainingCounts::default(), |of: &TrainingCounts| of.rounds.load(Relaxed));
+        let disturbed = learn_at_once(&tenants, &counts, || {
+            eventually("as many rounds as tenants", || rounds(&counts) >= count);
             deployment.kill_executor();
-            eventually("twice as many rounds", || rounds(&course) >= 2 * count);
+            eventually("twice as many rounds", || rounds(&counts) >= 2 * count);
             deployment.trainers().into_iter().for_each(|trainer| signal(trainer, Signal::KILL));
         });
-        assert_ne!(course.failures.load(Relaxed), 0, "the kills were noticed");
-        let quiet = Course::default();
+        assert_ne!(counts.failures.load(Relaxed), 0, "the kills were noticed");
+        let quiet = TrainingCounts::default();
         let undisturbed = learn_at_once(&tenants, &quiet, || {});
         assert_eq!(quiet.failures.load(Relaxed), 0);
         assert_eq!(disturbed, undisturbed);

@@ -1,8 +1,8 @@
 //! The protocol of a trainer that was started as `session`, which executes commands one by one.
 //!
 //! The trainer first writes [`CommandReply::Ready`]. Then each command is a line, followed directly by its
-//! values, 32 bits each and little-endian. Replies have the same form; an exported weight file takes the place
-//! of the values.
+//! values, 32 bits each and little-endian. Replies have the same form; an exported weight file takes the
+//! place of the values.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -158,7 +158,7 @@ pub struct CommandDone {
 /// An adapter in PEFT's format whose weight file follows the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportedAdapter {
-    /// Text of `adapter_config.json`.
+    /// Text of the file `adapter_config.json`.
     pub config: String,
     /// Length of `adapter_model.safetensors` in bytes.
     pub weight_bytes: u64,
