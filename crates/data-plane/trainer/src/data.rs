@@ -227,7 +227,7 @@ pub fn rollout_prompts_of_files(
     encoder: &Encoder<'_>,
     limits: &DataLimits,
 ) -> Result<Dataset, DataError> {
-    rollout_data::read(sources(paths), encoder, limits)
+    read_rollout_prompts(sources(paths), encoder, limits)
 }
 
 /// Reads prompts from `file`, for answers of the adapter in training.
@@ -239,7 +239,27 @@ pub fn rollout_prompts(
     encoder: &Encoder<'_>,
     limits: &DataLimits,
 ) -> Result<Dataset, DataError> {
-    rollout_data::read(one_source(file), encoder, limits)
+    read_rollout_prompts(one_source(file), encoder, limits)
+}
+
+/// Reads prompts. Rewards read the other fields, so no field counts as unread.
+fn read_rollout_prompts<'a>(
+    sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
+    encoder: &Encoder<'_>,
+    limits: &DataLimits,
+) -> Result<Dataset, DataError> {
+    let mut items = Vec::new();
+    let hash = each_line(sources, limits, |line, row| {
+        let (field, prompt) = rollout_data::prompt_of(&row)?;
+        let tokens = encoder.rollout_prompt(line, &prompt, limits.max_tokens)?;
+        let count = tokens.len();
+        items.push(RolloutItem { line, tokens, field, row });
+        Ok(count)
+    })?;
+    if items.is_empty() {
+        return Err(DataError::Empty);
+    }
+    Ok(Dataset { kind: DataKind::Prompts, items: DataItems::Prompts(items), hash, unread: Vec::new() })
 }
 
 /// Reads training data from `file`.

@@ -225,7 +225,7 @@ pub enum LineFault {
     #[error("it has no prompt for the model; use 'messages' or 'prompt', or remove the line")]
     NoPrompt,
     /// No field holds a prompt for answers with rewards.
-    #[error("it has {found}; GRPO needs a prompt in {}", super::rollout_data::fields())]
+    #[error("it has {found}; GRPO needs a prompt in {}", kind::prompt_fields())]
     NoRolloutPrompt {
         /// Names of the line's fields.
         found: String,

@@ -136,6 +136,15 @@ impl fmt::Display for DataKind {
     }
 }
 
+/// Fields that hold a prompt for answers with rewards; of several, the first one counts.
+pub(super) const PROMPT_FIELDS: [&str; 5] =
+    ["prompt", "messages", "conversations", "question", "instruction"];
+
+/// Returns a list of [`PROMPT_FIELDS`], for messages.
+pub(super) fn prompt_fields() -> String {
+    PROMPT_FIELDS.map(|field| format!("'{field}'")).join(", ")
+}
+
 /// Returns a list of all kinds with their fields, for messages.
 pub(super) fn all() -> String {
     let kinds = KINDS.iter().filter(|(kind, _)| kind.unrated().is_none());

@@ -1,25 +1,16 @@
 //! Prompts that the adapter in training answers itself, for a reward to judge the answers.
 //!
-//! A line holds a prompt in one of the fields of [`PROMPTS`]. All other fields belong to the reward.
+//! A line holds a prompt in one of the fields of [`PROMPT_FIELDS`]. All other fields belong to the reward.
 
 use serde_json::{Map, Value};
 
 use super::{
-    DataError, DataItems, DataKind, DataLimits, Dataset, Encoder, each_line,
     fault::{LineFault, names},
     fields::{LineFields, UnreadFields, wrong},
+    kind::PROMPT_FIELDS,
     message::{MessageRole, SampleMessage, messages},
     sample::{self, Conversation},
-    source::DataSource,
 };
-
-/// Fields that hold a prompt; of several, the first one counts.
-const PROMPTS: [&str; 5] = ["prompt", "messages", "conversations", "question", "instruction"];
-
-/// Returns a list of the fields that hold a prompt, for messages.
-pub(super) fn fields() -> String {
-    PROMPTS.map(|field| format!("'{field}'")).join(", ")
-}
 
 /// A prompt and its line of the data.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,28 +33,9 @@ pub(super) enum RolloutPromptText {
     Conversation(Conversation),
 }
 
-/// Reads prompts from `sources`. The rewards read the other fields, so no field counts as unread.
-pub(super) fn read<'a>(
-    sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
-    encoder: &Encoder<'_>,
-    limits: &DataLimits,
-) -> Result<Dataset, DataError> {
-    let mut items = Vec::new();
-    let hash = each_line(sources, limits, |line, row| {
-        let (field, prompt) = prompt_of(&row)?;
-        let tokens = encoder.rollout_prompt(line, &prompt, limits.max_tokens)?;
-        let count = tokens.len();
-        items.push(RolloutItem { line, tokens, field, row });
-        Ok(count)
-    })?;
-    if items.is_empty() {
-        return Err(DataError::Empty);
-    }
-    Ok(Dataset { kind: DataKind::Prompts, items: DataItems::Prompts(items), hash, unread: Vec::new() })
-}
-
-fn prompt_of(row: &Map<String, Value>) -> Result<(&'static str, RolloutPromptText), LineFault> {
-    let field = PROMPTS.into_iter().find(|field| row.get(*field).is_some_and(|value| !value.is_null()));
+/// Returns the field of a line that holds a prompt, and the prompt.
+pub(super) fn prompt_of(row: &Map<String, Value>) -> Result<(&'static str, RolloutPromptText), LineFault> {
+    let field = PROMPT_FIELDS.into_iter().find(|field| row.get(*field).is_some_and(|value| !value.is_null()));
     let field = field.ok_or_else(|| LineFault::NoRolloutPrompt { found: names(row) })?;
     let mut line = LineFields::of(row.clone(), &UnreadFields::default());
     line.refuse(&sample::REFUSED)?;
