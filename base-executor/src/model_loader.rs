@@ -109,6 +109,10 @@ pub(crate) fn adapter_precision(config: &ExecutorConfig, numerics: BaseNumerics)
     }
 }
 
+/// Revision of the arithmetic; every change of the bits of logits raises this number. A receipt names the
+/// revision that its answer was computed with.
+const ARITHMETIC_REVISION: u32 = 1;
+
 /// Returns [`ModelFacts::numbers`] of a base; a CPU computes its layers in `precision`.
 fn numbers(config: &ExecutorConfig, precision: Option<Precision>, numerics: BaseNumerics) -> String {
     let activations =
@@ -120,7 +124,10 @@ fn numbers(config: &ExecutorConfig, precision: Option<Precision>, numerics: Base
         LoraPrecision::Compact => AdapterDtype::F16,
         LoraPrecision::Bf16 => AdapterDtype::Bf16,
     };
-    format!("activations {activations}, keys and values {kv:?}, adapters {adapters}").to_lowercase()
+    format!(
+        "activations {activations}, keys and values {kv:?}, adapters {adapters}, revision {ARITHMETIC_REVISION}"
+    )
+    .to_lowercase()
 }
 
 /// Reads and prepares adapters for the resident model's shape.

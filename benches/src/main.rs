@@ -6,11 +6,12 @@
 //! - the benchmarks: [`limits`] (the machine's limits), [`divergence`] (what each precision rounds),
 //!   [`llama_cpp`] (llama.cpp's tools and server),
 //!   [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover), [`executors`],
-//!   [`push`] (adapters pushed from memory), [`remote_executor`] (an executor on another host), [`split`]
-//!   (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`],
-//!   [`sim_validation`] and [`forecast`] (the simulator beside reality), [`fleet`] (hosts that share
-//!   servers), [`fairness`] (tenants beside each other), [`tune`] (training jobs beside PEFT), [`tinker`]
-//!   (tenants that train and sample), [`perf_model`] (cost of ranks), [`picker`] (the routing decision of the endpoint picker), [`stream`] (a base streamed
+//!   [`push`] (adapters pushed from memory), [`receipts`] (verification beside decoding),
+//!   [`remote_executor`] (an executor on another host), [`split`] (split clients: rate and calls, batching,
+//!   beside resident requests, masking), [`gpu`], [`sim_validation`] and [`forecast`] (the simulator beside
+//!   reality), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other), [`tune`]
+//!   (training jobs beside PEFT), [`tinker`] (tenants that train and sample), [`perf_model`] (cost of
+//!   ranks), [`picker`] (the routing decision of the endpoint picker), [`stream`] (a base streamed
 //!   from disk), [`grammar`] (structured output), [`openvino`] (prompts and batches beside OpenVINO),
 //!   [`vllm`] (servers beside vLLM), [`many_cores`] (the pass on more cores than the machine has);
 //! - [`holobiont_runner`] and [`peer`]: drivers of each side, by its benchmark command and as a server;
@@ -53,6 +54,7 @@ mod picker;
 mod plot;
 mod process;
 mod push;
+mod receipts;
 mod remote_executor;
 mod report;
 mod requests;

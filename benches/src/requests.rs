@@ -38,6 +38,7 @@ pub(crate) fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
         precision: Precision::Serving,
         grammar: None,
         pooling: None,
+        expected: Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     config::{Name, SuiteConfig},
     divergence, executors, fairness, fleet, forecast, gpu, grammar, limits, llama_cpp,
     machine::Cores,
-    many_cores, openvino, perf_model, picker, push, remote_executor,
+    many_cores, openvino, perf_model, picker, push, receipts, remote_executor,
     report::{Comparison, SuiteOutcome},
     sim_validation, split, stream, tinker, tune, vllm, xab,
 };
@@ -79,6 +79,7 @@ fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<
         Name::TuneMixed => tune::mixed_load::run(config, cores),
         Name::Tinker => tinker::run(config, cores),
         Name::Push => push::run(config, cores),
+        Name::Receipts => receipts::run(config, cores),
         Name::Executors => executors::run(config, cores),
         Name::PerfModel => perf_model::run(config, cores),
         Name::Fairness => fairness::run(config, cores),

@@ -18,6 +18,7 @@ use gateway::{
         errors::ApiError,
         load_request::read_load,
         params::ParamLimits,
+        receipts::read_receipt,
         responses::request,
         scoring::body::ScoringInput,
         tokens::{DetokenizeBody, TokenizeBody},
@@ -107,6 +108,10 @@ pub(crate) fn tokenize(input: &[u8]) -> Outcome {
 
 pub(crate) fn detokenize(input: &[u8]) -> Outcome {
     outcome(DetokenizeBody::read(input, VOCAB_SIZE))
+}
+
+pub(crate) fn receipt(input: &[u8]) -> Outcome {
+    outcome(read_receipt(input))
 }
 
 pub(crate) fn key_file(input: &[u8]) -> Outcome {

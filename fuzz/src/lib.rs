@@ -132,6 +132,7 @@ macro_rules! for_each_target {
             fine_tuning_job: "the body of /v1/fine_tuning/jobs", http::fine_tuning_job, BODY;
             tokenize: "the body of /tokenize", http::tokenize, BODY;
             detokenize: "the body of /detokenize", http::detokenize, BODY;
+            receipt: "the body of /v1/receipts/verify", http::receipt, BODY;
             deployment_file: "the deployment file", command::deployment_file, BODY;
             events: "an answer's events, as the command reads them", command::events, PLAIN;
             key_file: "the gateway's file of API keys", http::key_file, PLAIN;

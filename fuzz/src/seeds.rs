@@ -9,6 +9,7 @@ mod gguf;
 mod http;
 mod layers;
 mod model;
+mod receipt;
 mod store;
 mod structure;
 mod template;
@@ -125,6 +126,7 @@ pub fn of(target: &str) -> Vec<Seed> {
         "fine_tuning_job" => http::jobs(),
         "tokenize" => http::tokenizations(),
         "detokenize" => http::detokenizations(),
+        "receipt" => receipt::bodies(),
         "deployment_file" => command::deployment_files(),
         "events" => command::events(),
         "key_file" => http::key_files(),

@@ -21,7 +21,7 @@ pub use self::{
 use crate::{codec::Wire as _, wire_enum, wire_struct};
 
 /// Version of the protocol; it changes with every message, and both sides refuse a peer with another version.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;
 
 /// Maximum number of split client sessions that [`Stats`] lists.
 pub const MAX_LAYER_SESSIONS: usize = 64;

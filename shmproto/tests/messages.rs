@@ -46,6 +46,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
         pooling: Some(Pooling::TokenLogits(vec![7, 8])),
+        expected: vec![4, 5],
     })
 }
 

@@ -53,6 +53,8 @@ pub struct CompletionRequest {
     pub expression: Option<&'static str>,
     /// Whether a stream also sends draft tokens.
     pub provisional: bool,
+    /// Whether the answer carries a receipt.
+    pub receipt: bool,
 }
 
 impl CompletionRequest {
@@ -60,7 +62,7 @@ impl CompletionRequest {
     #[must_use]
     pub fn new(model: &str, prompt: Vec<u32>, max_tokens: u32) -> Self {
         let model = model.to_owned();
-        Self { model, prompt, max_tokens, seed: None, expression: None, provisional: false }
+        Self { model, prompt, max_tokens, seed: None, expression: None, provisional: false, receipt: false }
     }
 
     /// Returns the request for another model.
@@ -77,6 +79,7 @@ impl CompletionRequest {
             "logprobs": 5,
             "temperature": if self.seed.is_some() { TEMPERATURE } else { 0.0 },
             "seed": self.seed.unwrap_or(0),
+            "receipt": self.receipt,
         });
         match self.expression {
             Some(expression) => body["structured_outputs"] = json!({ "regex": expression }),

@@ -65,6 +65,8 @@ pub const LAYERS: RepeatCount = RepeatCount::new("HOLOBIONT_LAYERS", 6);
 pub const SPECULATION: RepeatCount = RepeatCount::new("HOLOBIONT_SPECULATION", 1);
 /// Kills of an executor that verifies draft tokens, each during an answer.
 pub const DRAFTED_DEATHS: RepeatCount = RepeatCount::new("HOLOBIONT_DRAFTED_DEATHS", 2);
+/// Answers whose receipts are verified.
+pub const RECEIPTS: RepeatCount = RepeatCount::new("HOLOBIONT_RECEIPTS", 200);
 /// Prompts to each model for which the answers of all routes are compared.
 pub const PROMPTS: RepeatCount = RepeatCount::new("HOLOBIONT_PROMPTS", 2);
 /// Tokens of each of those answers.

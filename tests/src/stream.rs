@@ -62,6 +62,8 @@ pub struct CompletionStream {
     pub told: ShownDrafts,
     /// Adapter version that answers; `None` for the base, or before the first event.
     pub generation: Option<String>,
+    /// Receipt of the last chunk, if the request asked for one.
+    pub receipt: Option<Value>,
 }
 
 impl fmt::Debug for CompletionStream {
@@ -77,6 +79,7 @@ impl CompletionStream {
             answer: CompletionAnswer::default(),
             told: ShownDrafts::default(),
             generation: None,
+            receipt: None,
         }
     }
 
@@ -100,6 +103,7 @@ impl CompletionStream {
             return Some(StreamEnd::Error(code.to_owned()));
         }
         self.generation = chunk["adapter_generation"].as_str().map(str::to_owned);
+        self.receipt = chunk.get("receipt").cloned();
         self.told.see(&chunk["choices"][0]);
         self.answer.add(&chunk["choices"][0]);
         None

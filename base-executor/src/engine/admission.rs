@@ -187,6 +187,7 @@ pub(super) fn check(
     }
     check_tokens("prompt", &request.prompt, vocab_size)?;
     check_tokens("stop_tokens", &request.stop_tokens, vocab_size)?;
+    check_tokens("expected", &request.expected, vocab_size)?;
     let end = check_length(request, limits, virtual_tokens)?;
     Ok(GenerationSpec {
         sampling: SamplingParams::new(sampling_request(&request.sampling), vocab_size)?,
@@ -198,6 +199,7 @@ pub(super) fn check(
         logprobs: check_logprobs("logprobs", request.logprobs)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
         pooling: check_pooling(request, head, vocab_size)?,
+        expected: request.expected.clone(),
         deadline: deadline(request.deadline_ms, received_at),
         provisional: request.provisional,
         path: match request.precision {
@@ -255,6 +257,7 @@ fn check_alone(request: &Generate) -> Result<(), AdmissionRefusal> {
         ("max_tokens", request.max_tokens > 0),
         ("prompt_logprobs", request.prompt_logprobs.is_some()),
         ("grammar", request.grammar.is_some()),
+        ("expected", !request.expected.is_empty()),
     ];
     match others.iter().find(|(_, is_asked)| *is_asked) {
         Some(&(field, _)) if request.pooling.is_some() => Err(AdmissionRefusal::NotAlone { field }),

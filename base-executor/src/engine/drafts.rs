@@ -7,10 +7,7 @@
 
 use std::time::Duration;
 
-use model::{
-    forward::{ForwardPass, LogitRows},
-    weight_stream_stats::PIPELINE,
-};
+use model::{forward::ForwardPass, weight_stream_stats::PIPELINE};
 use shmproto::message::{ACCEPTED_BOUNDS, DraftKind, SpeculationStats};
 use speculation::{
     baselines::BaselineRule,
@@ -23,7 +20,7 @@ use speculation::{
 use types::{AdapterId, TenantId};
 
 use super::{
-    Engine,
+    Engine, SCORED_TOKENS,
     drafter_state::DrafterState,
     overlapped_drafting::OverlappedDrafters,
     schedule::ScheduledTokens,
@@ -228,6 +225,7 @@ impl Drafts {
 impl<P: ForwardPass> Engine<P> {
     /// Adds draft tokens that are worth verification to a plan.
     pub(super) fn draft(&mut self, plan: &mut [ScheduledTokens]) {
+        self.attach_expected(plan);
         let Some(cost) = self.drafts.pace.line().filter(|_| self.drafts.are_on()) else { return };
         if plan.is_empty() || !self.computing.pass.branches() {
             return;
@@ -239,7 +237,7 @@ impl<P: ForwardPass> Engine<P> {
         let mut growing = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
             let sequence = self.queues.running_mut(portion.sequence);
-            if sequence.is_decoding() {
+            if sequence.is_decoding() && !sequence.is_replay() {
                 growing.extend(self.drafts.begin((index, sequence), &mut self.stats.speculation));
             }
         }
@@ -258,6 +256,26 @@ impl<P: ForwardPass> Engine<P> {
         self.choose(plan, &step, &trees);
     }
 
+    /// Adds the expected tokens of replays to the plan. All replays of a step share the rows of logits that
+    /// scored prompts may have, which bounds the step's memory and the delay of other sequences.
+    fn attach_expected(&mut self, plan: &mut [ScheduledTokens]) {
+        let reserve = self.queues.running().len();
+        let mut rows_left = SCORED_TOKENS;
+        for portion in plan {
+            let sequence = self.queues.running_mut(portion.sequence);
+            if !sequence.is_replay() || !sequence.is_decoding() {
+                continue;
+            }
+            // The pending token needs a row too.
+            let tree = sequence.expected_tree(rows_left.saturating_sub(1));
+            if !tree.is_empty() {
+                sequence.grow(tree, &mut self.kv, reserve, &mut self.drafts.forks);
+                portion.take_tree(sequence);
+                rows_left = rows_left.saturating_sub(portion.count);
+            }
+        }
+    }
+
     /// Adds the chosen draft tokens to the plan.
     fn choose(&mut self, plan: &mut [ScheduledTokens], step: &StepEstimate, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
@@ -273,9 +291,7 @@ impl<P: ForwardPass> Engine<P> {
             let portion = &mut plan[*index];
             let sequence = self.queues.running_mut(portion.sequence);
             sequence.grow(tree.pruned(kept), &mut self.kv, reserve, &mut self.drafts.forks);
-            if let Some(grown) = &sequence.grown {
-                (portion.count, portion.logits) = (grown.rows(), LogitRows::All);
-            }
+            portion.take_tree(sequence);
             if let Some(provisional) = sequence.provisional() {
                 self.outboxes.send_provisional(sequence.caller, provisional);
             }

@@ -154,6 +154,9 @@ impl<P: ForwardPass> Engine<P> {
                 let OutputSlice::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
                 let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
                 let Verified { output, tree, verdict } = sequence.verify(rows, vocab_size, kv);
+                if sequence.is_replay() {
+                    return Some(output);
+                }
                 drafts.record_verification(stats, sequence.commission.as_ref(), (&tree, &verdict));
                 if let Some(id) = sequence.adapter_id() {
                     tiers.note_verified(id, tree.len(), verdict.accepted.len());

@@ -26,6 +26,13 @@ impl ScheduledTokens {
         }
     }
 
+    /// Computes the draft tree of `sequence`, if it has one, instead of the pending token alone.
+    pub(super) fn take_tree<A>(&mut self, sequence: &Sequence<A>) {
+        if let Some(grown) = &sequence.grown {
+            (self.count, self.logits) = (grown.rows(), LogitRows::All);
+        }
+    }
+
     pub(super) fn states(&self) -> usize {
         if let LogitRows::States { from } = self.logits { self.count - from } else { 0 }
     }

@@ -10,6 +10,7 @@ mod draft_tree;
 mod first_output;
 mod kv_admission;
 mod pooling;
+mod replay;
 mod token_sampling;
 
 use std::{
@@ -95,6 +96,8 @@ pub(super) struct GenerationSpec {
     pub(super) prompt_logprobs: Option<usize>,
     /// How the prompt becomes a vector, if one is requested.
     pub(super) pooling: Option<PoolingSpec>,
+    /// Completion that a replay expects; empty for every other request.
+    pub(super) expected: Vec<u32>,
     pub(super) deadline: Option<Instant>,
     /// Whether provisional tokens are sent.
     pub(super) provisional: ProvisionalMode,
@@ -278,7 +281,7 @@ impl<A> Sequence<A> {
 
     /// Whether all prompt tokens must be computed, without the prefix cache.
     pub(super) fn computes_all(&self) -> bool {
-        self.scores_prompt() || self.pool.as_ref().is_some_and(PoolingState::takes_all)
+        self.scores_prompt() || self.is_replay() || self.pool.as_ref().is_some_and(PoolingState::takes_all)
     }
 
     /// Handles a pass's output for the next `count` tokens, as requested by [`logits_of`], in rows of
@@ -340,6 +343,10 @@ impl<A> Sequence<A> {
     fn keep(&mut self, count: usize, kv: &mut Cache) {
         let full_before = self.computed / BLOCK_TOKENS;
         self.computed += count;
+        if self.is_replay() {
+            // A replay is evidence about the weights, so it neither reads nor leaves cached blocks.
+            return;
+        }
         for index in full_before..self.computed / BLOCK_TOKENS {
             let begin = index * BLOCK_TOKENS;
             if let Some(cursor) = self.trail.fork_at(begin, &self.tokens) {
@@ -364,7 +371,7 @@ impl<A> Sequence<A> {
     fn finish_after(&self, token: u32) -> Option<Finish> {
         if self.task.stop_tokens.contains(&token) && self.generated() > self.task.min_tokens {
             Some(Finish::Stop)
-        } else if self.tokens.len() >= self.task.end {
+        } else if self.tokens.len() >= self.task.end || self.deviates() {
             Some(Finish::Length)
         } else {
             None

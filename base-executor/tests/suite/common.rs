@@ -299,6 +299,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         precision: Precision::Serving,
         grammar: None,
         pooling: None,
+        expected: Vec::new(),
     }
 }
 

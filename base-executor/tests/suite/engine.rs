@@ -9,6 +9,7 @@ mod grammars;
 mod limits;
 mod memory;
 mod precision;
+mod replay;
 mod virtual_tokens;
 
 use std::{

@@ -62,6 +62,8 @@ pub(crate) enum Name {
     Tinker,
     /// Adapters pushed from memory: time until usable, beside streams, and rate.
     Push,
+    /// Verification of an answer's receipt, beside decoding the answer.
+    Receipts,
     /// Two executors behind one gateway, beside one.
     Executors,
     /// Cost of ranks in steps and prompts, padded and not, as the performance model predicts it.
@@ -135,6 +137,7 @@ impl Name {
         Self::TuneMixed,
         Self::Tinker,
         Self::Push,
+        Self::Receipts,
         Self::Executors,
         Self::PerfModel,
         Self::Fairness,

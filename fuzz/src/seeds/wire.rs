@@ -45,6 +45,7 @@ fn generate() -> Generate {
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
         pooling: Some(Pooling::TokenLogits(vec![1, 2])),
+        expected: vec![4, 5],
     }
 }
 

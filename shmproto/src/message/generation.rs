@@ -71,6 +71,9 @@ wire_struct! {
         /// Requests a vector of the prompt instead of a generation: then `max_tokens` is 0, and
         /// `prompt_logprobs` and `grammar` are not set.
         pub pooling: Option<Pooling>,
+        /// Completion that a replay expects, oldest token first; empty for every other request. The tokens are
+        /// verified like draft tokens, and the first sampled token that differs ends the generation.
+        pub expected: Vec<u32>,
     }
 }
 
@@ -133,7 +136,7 @@ wire_enum! {
     pub enum Finish {
         /// A stop token was chosen.
         Stop = 0,
-        /// The sequence reached `max_tokens` or the context length.
+        /// The sequence reached `max_tokens` or the context length, or a replay deviated.
         Length = 1,
     }
 }

@@ -30,7 +30,8 @@ fn dependencies() -> BTreeMap<&'static str, BTreeSet<String>> {
 
 fn allowed(package: &str) -> &'static str {
     match package {
-        "failpoint" | "security" | "settings" | "scheduling" | "shmproto" | "testkit" | "types" => "",
+        "failpoint" | "receipts" | "security" | "settings" | "scheduling" | "shmproto" | "testkit"
+        | "types" => "",
         "kernels" => "types",
         "process" => "settings",
         "control-protocol" => "scheduling",
@@ -57,12 +58,12 @@ fn allowed(package: &str) -> &'static str {
         }
         // The gateway has no model: it turns text into token ids and back.
         "gateway" => {
-            "control-protocol failpoint model-files process scheduling security settings shmproto text types"
+            "control-protocol failpoint model-files process receipts scheduling security settings shmproto text types"
         }
         // The picker has neither model nor text: it forwards requests unchanged.
         "endpoint-picker" => "control-protocol process scheduling settings",
         // `adapters merge`, `show` and `check` read weights.
-        "holobiont" => "control-protocol model model-files security settings text",
+        "holobiont" => "control-protocol model model-files receipts security settings text",
         // The simulator decides as the executor does, and computes nothing.
         "simulator" => "kv-cache scheduling types",
         // Hostile input goes through the parsers of every process.
@@ -75,7 +76,7 @@ fn allowed(package: &str) -> &'static str {
         }
         // End-to-end tests start programs, and read their tables of failpoints.
         "tests" => {
-            "base-executor client endpoint-picker gateway holobiont lora-worker model settings shmproto speculation testkit text types"
+            "base-executor client endpoint-picker gateway holobiont lora-worker model receipts settings shmproto speculation testkit text types"
         }
         _ => panic!("{package}: say here what it may depend on"),
     }

@@ -22,6 +22,7 @@ mod kills;
 mod lifecycle;
 mod overload;
 mod provisional;
+mod receipts;
 mod remote_executors;
 mod same_bits;
 mod same_generation;

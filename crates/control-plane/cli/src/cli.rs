@@ -30,6 +30,7 @@ use crate::{
         top::{self, TopArguments},
         tune::{self, TuneArguments},
         up::{self, UpArguments},
+        verify::{self, VerifyArguments},
     },
     deployment::selection::{GatewayArguments, StateArguments},
     exit::{self, Exit, Explain},
@@ -115,6 +116,9 @@ enum HolobiontCommand {
     /// Measures a running gateway under load
     #[command(after_help = exit::HELP)]
     Bench(ToGateway<BenchArguments>),
+    /// Verifies the receipt of an answer: signature, chain, and every token by a replay
+    #[command(after_help = exit::HELP)]
+    Verify(ToGateway<VerifyArguments>),
     /// Shows the log of a deployment, or its lines about one request
     #[command(after_help = exit::HELP)]
     Logs(LogsArguments),
@@ -250,6 +254,7 @@ fn dispatch(command: HolobiontCommand, terminal: Terminal) -> Result<(), Box<dyn
         HolobiontCommand::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
         HolobiontCommand::Simulate(arguments) => simulate::run(&arguments).map_err(boxed),
         HolobiontCommand::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Verify(to) => verify::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         HolobiontCommand::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
         HolobiontCommand::Key(command) => key::run(&command, terminal).map_err(boxed),
         HolobiontCommand::Registry(command) => registry::run(&command).map_err(boxed),

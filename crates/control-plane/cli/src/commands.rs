@@ -23,3 +23,4 @@ pub(crate) mod status;
 pub(crate) mod top;
 pub(crate) mod tune;
 pub(crate) mod up;
+pub(crate) mod verify;

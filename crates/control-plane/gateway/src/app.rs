@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use receipts::SigningKey;
 use scheduling::routing::RoutingPolicy;
 use tokio::sync::watch;
 
@@ -61,6 +62,8 @@ pub struct SharedState {
     pub kept: Arc<ResponseStore>,
     /// Threads that process long bodies.
     pub bodies: BodyWorkers,
+    /// Key that signs the receipts of answers.
+    pub receipt_key: Arc<SigningKey>,
     pub lifetime: GatewayLifetime,
 }
 

@@ -25,6 +25,7 @@
 //! - [`echo`], [`logprobs`]: the echoed prompt, and log-probabilities in OpenAI's two formats.
 //! - [`sse`]: streams an answer in any API's format; [`stream`], [`collect`]: chat and completions as a
 //!   stream or one body.
+//! - [`receipts`]: signed records of answers, and their verification by a replay.
 //! - [`types`]: the bodies of answers.
 //! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`], [`push`]: the routes beside
 //!   generation; [`load_request`]: the body of a load. `idempotency`: the header `Idempotency-Key`.
@@ -64,6 +65,7 @@ pub mod params;
 pub(crate) mod pooling;
 pub(crate) mod push;
 pub mod reasoning;
+pub mod receipts;
 pub mod request_context;
 pub mod responses;
 pub mod scoring;

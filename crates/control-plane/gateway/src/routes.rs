@@ -32,7 +32,7 @@ use crate::{
     openai::{
         adapter_files, adapters, batches, chat, classify, collect, completions, embeddings, files,
         fine_tuning, generation_request::GenerationRequest, generation_response::GenerationResponse, models,
-        push, request_context::RequestContext, responses, scoring, sse, stream::OpenAiStream,
+        push, receipts, request_context::RequestContext, responses, scoring, sse, stream::OpenAiStream,
         stream_options::ResponseMode, tokens, upload,
     },
     origin, pages, request,
@@ -156,6 +156,7 @@ pub fn table() -> Vec<HttpRoute> {
     table.extend(tinker_routes());
     table.extend(ollama_routes());
     table.extend(base_routes());
+    table.extend(receipt_routes());
     table
 }
 
@@ -199,6 +200,14 @@ fn base_routes() -> Vec<HttpRoute> {
         admin(Method::GET, "/v1/bases", get(base_sleep::list)),
         admin(Method::POST, "/v1/bases/{name}/sleep", post(base_sleep::sleep)),
         admin(Method::POST, "/v1/bases/{name}/wake", post(base_sleep::wake)),
+    ]
+}
+
+/// Returns the routes of receipts.
+fn receipt_routes() -> Vec<HttpRoute> {
+    vec![
+        user(Method::GET, "/v1/receipts/key", get(receipts::key)),
+        by_model("/v1/receipts/verify", post(receipts::verify)),
     ]
 }
 

@@ -5,6 +5,7 @@ mod open_bases;
 use std::{io::Write as _, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use process::notify::{flush, send_status};
+use receipts::{SigningKey, SigningKeyError};
 use sd_notify::NotifyState;
 use text::sandbox::TemplateSandbox;
 use tokio::{
@@ -78,6 +79,8 @@ pub enum RunError {
     Traces(#[from] telemetry::EndpointError),
     #[error(transparent)]
     KvEvents(#[from] KvEventsError),
+    #[error(transparent)]
+    ReceiptKey(#[from] SigningKeyError),
     #[error("{attempt} failed: {reason}")]
     System {
         attempt: &'static str,
@@ -268,6 +271,7 @@ impl Gateway {
             kept: Arc::new(ResponseStore::new(Arc::clone(&memory))),
             memory,
             bodies: BodyWorkers::start().map_err(RunError::no_threads)?,
+            receipt_key: Arc::new(SigningKey::open(&config.state)?),
             runs,
             lifetime: GatewayLifetime::begin(),
         });

@@ -186,6 +186,7 @@ fn sequence() -> Generate {
         precision: Precision::Serving,
         grammar: None,
         pooling: None,
+        expected: Vec::new(),
     }
 }
 

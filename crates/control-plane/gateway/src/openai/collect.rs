@@ -162,7 +162,7 @@ fn send<C: Serialize>(
     (choices, prompt): (&[C], PromptReport<'_>),
 ) -> Result<Response<HttpBody>, ApiError> {
     let (envelope, usage) = (answer.envelope(object), Some(Some(answer.usage())));
-    let body = GenerationBody { envelope, choices, prompt, usage, warnings: answer.job.warnings() };
+    let body = GenerationBody { envelope, choices, prompt, usage, end: answer.end_report() };
     let bytes = serde_json::to_vec(&body)
         .map_err(|error| ApiError::internal(format!("the answer could not be written as JSON: {error}")))?;
     let mut response = Response::new(HttpBody::from(bytes));

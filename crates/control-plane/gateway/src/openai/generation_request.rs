@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shmproto::message::{Generate, Pooling};
+use shmproto::message::{DeviceKind, Generate, Pooling};
 use text::detokenize::TextStart;
 
 use super::{
@@ -10,13 +10,15 @@ use super::{
     namespace::Namespace,
     params::{EndTokens, Params},
     reasoning::Reasoning,
+    receipts,
     structured::{GrammarSource, SchemaWarning},
     target::ModelTarget,
     tools::ToolCallReader,
 };
 use crate::{
-    adapters::Lease, admission_queue::Principal, caller::Urgency, errors::ApiError, lifecycle::ServingState,
-    service_classes::ServiceClasses, text::Text,
+    adapters::Lease, admission_queue::Principal, caller::Urgency, errors::ApiError,
+    executors::executor_handle::ReadyExecutor, lifecycle::ServingState, service_classes::ServiceClasses,
+    text::Text,
 };
 
 /// Maximum number of prompts per request.
@@ -111,6 +113,7 @@ impl GenerationRequest {
             }
         }
         self.check_switches()?;
+        receipts::check(&self)?;
         Ok(self)
     }
 
@@ -230,7 +233,35 @@ impl GenerationRequest {
             precision: self.params.precision,
             grammar: self.grammar.as_ref().map(|grammar| grammar.source.to_string()),
             pooling: self.kind.pooling(),
+            expected: self.params.expected.clone(),
         }
+    }
+
+    /// Returns the numeric settings that every executor of the request must have; `None` if any executor of
+    /// the base may run the request. A receipt names one set of settings for the whole answer.
+    #[must_use]
+    pub(crate) fn required_numbers(&self) -> Option<RequiredNumbers> {
+        let is_bound = self.params.with_receipt || !self.params.expected.is_empty();
+        is_bound.then(|| RequiredNumbers(self.serving.welcome.numbers.as_str().into()))
+    }
+
+    /// Returns how the first token of an answer becomes text.
+    #[must_use]
+    pub(crate) fn text_start(&self) -> TextStart {
+        match self.kind {
+            GenerationKind::Chat(start) => start,
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => {
+                TextStart::Continuation
+            }
+        }
+    }
+
+    /// Returns the special tokens that become text, because they mark tool calls or reasoning content.
+    #[must_use]
+    pub(crate) fn shown_words(&self) -> Vec<&'static str> {
+        let words = self.answering.as_ref().map_or(&[][..], |answering| answering.format.words());
+        let tags = self.reasoning.map(Reasoning::words);
+        words.iter().copied().chain(tags.into_iter().flatten()).collect()
     }
 
     /// Returns the parts of a JSON schema that the grammar does not enforce.
@@ -248,6 +279,18 @@ impl GenerationRequest {
     #[must_use]
     pub fn text(&self) -> &dyn Text {
         &*self.serving.text
+    }
+}
+
+/// Numeric settings of a CPU that an executor must have to run a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RequiredNumbers(Arc<str>);
+
+impl RequiredNumbers {
+    #[must_use]
+    pub(crate) fn are_of(&self, executor: &ReadyExecutor) -> bool {
+        let welcome = &executor.welcome;
+        welcome.device.kind == DeviceKind::Cpu && *welcome.numbers == *self.0
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use receipts::{Receipt, SigningKey};
 use shmproto::message::{Output, TokenOutput};
-use text::{detokenize::TextStart, stop::StopScanner};
+use text::stop::StopScanner;
 
 use super::{
     adapter_stages::{AdapterStage, StageCounts},
@@ -11,10 +12,11 @@ use super::{
     echo::{EchoedPrompt, echo},
     generation_request::{Echo, GenerationKind, GenerationRequest},
     reasoning::{Reasoning, ReasoningScanner},
+    receipts::record::{self, OutputTokens, RecordedAnswer},
     sequence_group::{SequenceGroup, StageOutput},
     structured,
     tools::{self, ToolCallReader, scan::Scanner},
-    types::GenerationEnvelope,
+    types::{EndReport, GenerationEnvelope},
 };
 use crate::{
     adapters::Lease,
@@ -49,6 +51,8 @@ struct ChoiceParser {
     /// Separates tool calls from text.
     scanner: Option<Scanner>,
     stages: StageCounts,
+    /// Tokens for the receipt, if the request asks for one.
+    recorded: Option<RecordedAnswer>,
     finish: Option<FinishReason>,
 }
 
@@ -63,6 +67,7 @@ pub(crate) struct GenerationResponse {
     /// Number of choices that have not ended.
     open: usize,
     meter: Meter,
+    receipt_key: Arc<SigningKey>,
     failed: bool,
 }
 
@@ -111,6 +116,7 @@ impl GenerationResponse {
                 telemetry::started(),
                 slots.len(),
             ),
+            receipt_key: Arc::clone(&app.receipt_key),
             failed: false,
             job,
             session,
@@ -216,6 +222,18 @@ impl GenerationResponse {
         switches.then(|| self.slots[index].stages.report(self.job.targets()))
     }
 
+    /// Returns what follows the last choice: the warnings, and the receipt of an answer that has ended.
+    #[must_use]
+    pub(crate) fn end_report(&self) -> EndReport<'_> {
+        EndReport { warnings: self.job.warnings(), receipt: self.receipt() }
+    }
+
+    fn receipt(&self) -> Option<Receipt> {
+        // Only requests for one choice may ask for a receipt.
+        let recorded = self.slots.first()?.recorded.as_ref()?;
+        Some(Receipt::sign(record::of(&self.job, recorded)?, &self.receipt_key))
+    }
+
     fn accept_output(&mut self, output: Result<StageOutput, ApiError>) -> Result<ChoiceUpdate, ApiError> {
         let StageOutput { index, stage, mut output } = output.inspect_err(|_| self.fail())?;
         telemetry::began();
@@ -235,12 +253,16 @@ impl GenerationResponse {
         let pooled = std::mem::take(&mut output.pooled);
         let ended_by_itself = output.finish.is_some();
         let before = slot.choice.tokens();
+        let sampled = slot.recorded.is_some().then(|| OutputTokens::of(&output));
         let mut piece = slot.push(output);
         if let (Some(scanner), Some(answering)) = (&mut slot.scanner, &self.job.answering) {
             scan(&mut piece, scanner, answering);
         }
         let fresh = slot.choice.tokens() - before;
         slot.stages.add(fresh);
+        if let (Some(recorded), Some(sampled)) = (&mut slot.recorded, sampled) {
+            recorded.add(sampled, fresh, &piece);
+        }
         if let (Some(reason), None) = (piece.finish, slot.finish) {
             slot.finish = Some(reason);
             self.open -= 1;
@@ -306,20 +328,13 @@ impl ChoiceParser {
             _ => Scores::Drop,
         };
         let thoughts = job.reasoning.map(Reasoning::scanner);
-        let start = match job.kind {
-            GenerationKind::Chat(start) => start,
-            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => {
-                TextStart::Continuation
-            }
-        };
         let stop = job.params.stop.clone().map(StopScanner::new);
-        let words = job.answering.as_ref().map_or(&[][..], |answering| answering.format.words());
-        let tags = job.reasoning.map(Reasoning::words);
-        let shown: Vec<&str> = words.iter().copied().chain(tags.into_iter().flatten()).collect();
-        let choice = Choice::new(job.text().decoder(start, &shown), stop, job.params.min_tokens, scores);
+        let decoder = job.text().decoder(job.text_start(), &job.shown_words());
+        let choice = Choice::new(decoder, stop, job.params.min_tokens, scores);
+        let recorded = job.params.with_receipt.then(RecordedAnswer::default);
         let scanner = job.answering.as_ref().map(ToolCallReader::scanner);
         let stages = StageCounts::default();
-        Self { choice, thoughts, thought_tokens: 0, scanner, stages, finish: None }
+        Self { choice, thoughts, thought_tokens: 0, scanner, stages, recorded, finish: None }
     }
 
     /// Processes the output of one step.

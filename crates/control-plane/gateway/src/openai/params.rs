@@ -67,6 +67,10 @@ pub struct Params {
     pub prompt_logprobs: Option<u32>,
     /// Changes of the adapter during the answer, in order.
     pub switches: Vec<RequestedSwitch>,
+    /// Whether the answer carries a signed receipt.
+    pub with_receipt: bool,
+    /// Tokens that a replay expects; empty for every other request.
+    pub expected: Vec<u32>,
 }
 
 impl Params {
@@ -99,6 +103,8 @@ impl Params {
             returns_token_ids: false,
             prompt_logprobs: None,
             switches: Vec::new(),
+            with_receipt: false,
+            expected: Vec::new(),
         }
     }
 }
@@ -135,7 +141,8 @@ pub(crate) fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Resul
     let returns_token_ids = fields.flag("return_token_ids", false)?;
     let prompt_logprobs = prompt_logprobs(fields, params.delivery)?;
     let switches = adapter_switches::read(fields)?;
-    Ok(Params { choices, token_names, returns_token_ids, prompt_logprobs, switches, ..params })
+    let with_receipt = fields.flag("receipt", false)?;
+    Ok(Params { choices, token_names, returns_token_ids, prompt_logprobs, switches, with_receipt, ..params })
 }
 
 fn prompt_logprobs(fields: &mut StrictFields, delivery: ResponseMode) -> Result<Option<u32>, ApiError> {

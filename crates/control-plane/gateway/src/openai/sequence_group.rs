@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use self::sequence::ActiveSequence;
-use super::adapter_switches::AdapterSwitch;
+use super::{adapter_switches::AdapterSwitch, generation_request::RequiredNumbers};
 use crate::{
     adapters::{ExecutorPin, Registry, ResidencyError},
     admission_queue::AdmissionPermit,
@@ -75,6 +75,8 @@ pub(crate) struct SequenceGroup {
     status: watch::Receiver<GatewayReadiness>,
     /// State of the gateway when the request arrived.
     serving: Arc<ServingState>,
+    /// Numeric settings of every executor that may resume a sequence, if the request requires any.
+    numbers: Option<RequiredNumbers>,
     metrics: Arc<GatewayMetrics>,
     started: Instant,
     /// Time at which the gateway gives up, if the request has a deadline.
@@ -229,6 +231,10 @@ impl SequenceGroup {
             let executors = self.executors.clone();
             let chosen = self.route.choose(&serving.ready, Some(home), &self.registry);
             let Some(to) = chosen else { continue };
+            if self.numbers.as_ref().is_some_and(|numbers| !numbers.are_of(to)) {
+                self.route.avoid(to.index, to.epoch);
+                continue;
+            }
             let member = executors.member(to.index);
             failpoint::pass("gateway.redo");
             let place = match self.place_at(index, to.index).await {

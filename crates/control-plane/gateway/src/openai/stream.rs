@@ -16,11 +16,10 @@ use super::{
     logprobs,
     sse::{EVENT_STREAM, StreamFormat},
     stream_options::StreamUsage,
-    structured::SchemaWarning,
     tools::ToolCallDelta,
     types::{
-        ChatDelta, Delta, DraftEvent, DraftUpdate, GenerationBody, PromptReport, TextChoice, TextLogprobs,
-        ToolCall,
+        ChatDelta, Delta, DraftEvent, DraftUpdate, EndReport, GenerationBody, PromptReport, TextChoice,
+        TextLogprobs, ToolCall,
     },
 };
 use crate::{errors::ApiError, usage::Usage};
@@ -64,8 +63,8 @@ impl StreamFormat for OpenAiStream {
             let usage = Some(Some(answer.usage()));
             let none: [TextChoice<'_>; 0] = [];
             let (envelope, prompt) = (answer.envelope(object(answer)), PromptReport::default());
-            let warnings = answer.job.warnings();
-            write_event(out, &GenerationBody { envelope, choices: &none, prompt, usage, warnings });
+            let end = answer.end_report();
+            write_event(out, &GenerationBody { envelope, choices: &none, prompt, usage, end });
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -96,7 +95,7 @@ impl<'a> ChunkWriter<'a> {
             let content = self.answer.job.answering.is_none().then_some("");
             let delta = Delta { role: Some("assistant"), content: Some(content), ..Delta::default() };
             let prompt = prompt_ids(self.answer, index);
-            self.write(delta_of(index, delta), prompt, &[]);
+            self.write(delta_of(index, delta), prompt, EndReport::default());
         }
         if has_content(piece) {
             let content = Some(Some(piece.text.as_str())).filter(|_| !piece.text.is_empty() || !piece.thinks);
@@ -165,23 +164,23 @@ impl<'a> ChunkWriter<'a> {
     }
 
     fn event<C: Serialize>(&mut self, choice: C) {
-        self.write(choice, PromptReport::default(), &[]);
+        self.write(choice, PromptReport::default(), EndReport::default());
     }
 
-    /// Writes the end of a choice, with the warnings unless a later usage chunk carries them.
+    /// Writes the end of a choice, with the end report unless a later usage chunk carries it.
     fn last<C: Serialize>(&mut self, choice: C) {
         let ends_here = self.chunks.usage == StreamUsage::Never;
-        let warnings = if ends_here { self.answer.job.warnings() } else { &[] };
-        self.write(choice, PromptReport::default(), warnings);
+        let end = if ends_here { self.answer.end_report() } else { EndReport::default() };
+        self.write(choice, PromptReport::default(), end);
     }
 
-    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>, warnings: &'a [SchemaWarning]) {
+    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>, end: EndReport<'a>) {
         let body = GenerationBody {
             envelope: self.answer.envelope(object(self.answer)),
             choices: &[choice],
             prompt,
             usage: self.running(),
-            warnings,
+            end,
         };
         write_event(self.out, &body);
     }

@@ -47,6 +47,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("early_stopping", "false"),
     ("spaces_between_special_tokens", "true"),
     ("return_token_ids", "false"),
+    ("receipt", "false"),
     // Ollama's options.
     ("mirostat", "0"),
     ("tfs_z", "1"),

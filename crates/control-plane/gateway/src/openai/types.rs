@@ -1,5 +1,6 @@
 //! The bodies of answers, as borrowed views: serializing one allocates only the output.
 
+use receipts::Receipt;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use super::{adapter_stages::AdapterStage, structured::SchemaWarning, tools::scan_result::CallKind};
@@ -30,9 +31,19 @@ pub(crate) struct GenerationBody<'a, C> {
     /// `None` leaves the field out, `Some(None)` sends null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// Schema keywords that the grammar does not enforce; in a stream, at the end.
+    #[serde(flatten)]
+    pub end: EndReport<'a>,
+}
+
+/// Fields about the whole answer; in a stream, the last chunk has them.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct EndReport<'a> {
+    /// Schema keywords that the grammar does not enforce.
     #[serde(skip_serializing_if = "<[SchemaWarning]>::is_empty")]
     pub warnings: &'a [SchemaWarning],
+    /// Signed record of the answer, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Receipt>,
 }
 
 /// Token ids and log-probabilities of a prompt, if requested, in vLLM's format.

@@ -44,11 +44,12 @@ pub(crate) struct FakeModelIdentity {
     pub(crate) text_hash: [u8; 32],
     /// Number of split clients.
     pub(crate) sessions: u32,
+    pub(crate) device: DeviceKind,
 }
 
 impl Default for FakeModelIdentity {
     fn default() -> Self {
-        Self { base_hash: [1; 32], text_hash: TEXT_HASH, sessions: 3 }
+        Self { base_hash: [1; 32], text_hash: TEXT_HASH, sessions: 3, device: DeviceKind::Cuda }
     }
 }
 
@@ -176,6 +177,7 @@ impl FakeExecutorState {
             ToGateway::Welcome(welcome) => {
                 welcome.instance = self.instance;
                 (welcome.base_hash, welcome.text_hash) = (self.model.base_hash, self.model.text_hash);
+                welcome.device.kind = self.model.device;
             }
             _ => {}
         }

@@ -34,6 +34,7 @@ mod process;
 mod provisional;
 mod pushes;
 mod reasoning;
+mod receipts;
 mod refusals;
 mod responses;
 mod scoring;

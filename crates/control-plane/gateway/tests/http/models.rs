@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use gateway::{config::GatewayConfig, lifecycle::LoadText, server::Gateway, text::LoadedText};
 use model_files::text_hash::TextHash;
 use serde_json::json;
+use shmproto::message::DeviceKind;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
@@ -14,7 +15,8 @@ use crate::{
     text::{ByteText, TEXT_HASH},
 };
 
-const OTHER: FakeModelIdentity = FakeModelIdentity { base_hash: [7; 32], text_hash: [8; 32], sessions: 3 };
+const OTHER: FakeModelIdentity =
+    FakeModelIdentity { base_hash: [7; 32], text_hash: [8; 32], sessions: 3, device: DeviceKind::Cuda };
 
 /// File at the model's path: its tokenizer, and the number of reads.
 #[derive(Default)]

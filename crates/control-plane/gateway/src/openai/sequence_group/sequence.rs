@@ -89,6 +89,7 @@ impl ActiveSequence {
         rest.prompt.extend_from_slice(&self.emitted);
         rest.max_tokens = rest.max_tokens.saturating_sub(done);
         rest.min_tokens = rest.min_tokens.saturating_sub(done);
+        rest.expected.drain(..self.emitted.len().min(rest.expected.len()));
         rest
     }
 }

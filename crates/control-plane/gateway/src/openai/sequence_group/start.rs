@@ -67,6 +67,10 @@ impl StartingGroup<'_> {
             let Some(to) = self.route.choose(&serving.ready, None, &self.app.registry) else {
                 return Err(refused.unwrap_or_else(nobody));
             };
+            if self.job.required_numbers().is_some_and(|numbers| !numbers.are_of(to)) {
+                self.route.avoid(to.index, to.epoch);
+                continue;
+            }
             match self.begin_at(to).await {
                 Ok((batch, place)) => {
                     self.route.note(to.index);
@@ -140,6 +144,7 @@ impl StartingGroup<'_> {
             batch,
             status: app.status.clone(),
             switches: Arc::clone(&job.switches),
+            numbers: job.required_numbers(),
             serving: Arc::clone(&job.serving),
             metrics: Arc::clone(&app.metrics),
             started,
@@ -151,10 +156,10 @@ impl StartingGroup<'_> {
     }
 }
 
-/// Returns the memory of the prompts while their sequences run, in bytes.
+/// Returns the memory of the prompts and the expected tokens while their sequences run, in bytes.
 fn prompt_bytes(job: &GenerationRequest) -> usize {
     let longest = |prompt: &PromptInput| job.longest_prompt(prompt.tokens.len());
-    let tokens = job.prompts.iter().map(longest).fold(0, usize::saturating_add);
+    let tokens = job.prompts.iter().map(longest).fold(job.params.expected.len(), usize::saturating_add);
     tokens.saturating_mul(job.params.choices as usize).saturating_mul(PROMPT_COPIES * size_of::<u32>())
 }
 
