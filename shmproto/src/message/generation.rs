@@ -71,8 +71,8 @@ wire_struct! {
         /// Requests a vector of the prompt instead of a generation: then `max_tokens` is 0, and
         /// `prompt_logprobs` and `grammar` are not set.
         pub pooling: Option<Pooling>,
-        /// Completion that a replay expects, oldest token first; empty for every other request. The tokens are
-        /// verified like draft tokens, and the first sampled token that differs ends the generation.
+        /// Completion that a replay expects, oldest token first; empty for every other request. The tokens
+        /// are verified like draft tokens, and the first sampled token that differs ends the generation.
         pub expected: Vec<u32>,
     }
 }

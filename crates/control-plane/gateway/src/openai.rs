@@ -25,7 +25,7 @@
 //! - [`echo`], [`logprobs`]: the echoed prompt, and log-probabilities in OpenAI's two formats.
 //! - [`sse`]: streams an answer in any API's format; [`stream`], [`collect`]: chat and completions as a
 //!   stream or one body.
-//! - [`receipts`]: signed records of answers, and their verification by a replay.
+//! - [`answer_record`]: what a receipt says of an answer; [`receipts`]: the verification by a replay.
 //! - [`types`]: the bodies of answers.
 //! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`], [`push`]: the routes beside
 //!   generation; [`load_request`]: the body of a load. `idempotency`: the header `Idempotency-Key`.
@@ -38,6 +38,7 @@ pub(crate) mod adapter_files;
 pub(crate) mod adapter_stages;
 pub mod adapter_switches;
 pub mod adapters;
+pub(crate) mod answer_record;
 pub(crate) mod batches;
 pub mod chat;
 pub mod chat_request;

@@ -1,4 +1,5 @@
-//! `holobiont verify`: checks a receipt's signature and chain here, and lets the deployment replay the answer.
+//! `holobiont verify`: checks a receipt's signature and chain here, and lets the deployment replay the
+//! answer.
 
 use std::{
     fs, io,

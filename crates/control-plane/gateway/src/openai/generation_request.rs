@@ -10,7 +10,6 @@ use super::{
     namespace::Namespace,
     params::{EndTokens, Params},
     reasoning::Reasoning,
-    receipts,
     structured::{GrammarSource, SchemaWarning},
     target::ModelTarget,
     tools::ToolCallReader,
@@ -113,8 +112,29 @@ impl GenerationRequest {
             }
         }
         self.check_switches()?;
-        receipts::check(&self)?;
+        self.check_receipt()?;
         Ok(self)
+    }
+
+    /// Refuses a request for a receipt that cannot be given.
+    fn check_receipt(&self) -> Result<(), ApiError> {
+        if !self.params.with_receipt {
+            return Ok(());
+        }
+        let refused = |message: &str| Err(ApiError::invalid("receipt", message));
+        if self.choices() != 1 {
+            return refused("'receipt' is for one answer; send one prompt and 'n': 1, or remove 'receipt'");
+        }
+        if !self.switches.is_empty() {
+            return refused("'receipt' and 'adapter_switches' exclude each other; send one of them");
+        }
+        if self.params.max_tokens == Some(0) {
+            return refused("'receipt' needs an answer; raise 'max_tokens', or remove 'receipt'");
+        }
+        if self.serving.welcome.device.kind != DeviceKind::Cpu {
+            return refused("'receipt' is available only for a base on a CPU; remove it");
+        }
+        Ok(())
     }
 
     /// Returns the number of tokens of all prompts.

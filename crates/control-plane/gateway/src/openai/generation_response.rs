@@ -8,11 +8,11 @@ use text::stop::StopScanner;
 
 use super::{
     adapter_stages::{AdapterStage, StageCounts},
+    answer_record::{self, OutputTokens, RecordedAnswer},
     choice::{Choice, ChoiceDelta, Scores},
     echo::{EchoedPrompt, echo},
     generation_request::{Echo, GenerationKind, GenerationRequest},
     reasoning::{Reasoning, ReasoningScanner},
-    receipts::record::{self, OutputTokens, RecordedAnswer},
     sequence_group::{SequenceGroup, StageOutput},
     structured,
     tools::{self, ToolCallReader, scan::Scanner},
@@ -231,7 +231,7 @@ impl GenerationResponse {
     fn receipt(&self) -> Option<Receipt> {
         // Only requests for one choice may ask for a receipt.
         let recorded = self.slots.first()?.recorded.as_ref()?;
-        Some(Receipt::sign(record::of(&self.job, recorded)?, &self.receipt_key))
+        Some(Receipt::sign(answer_record::of(&self.job, recorded)?, &self.receipt_key))
     }
 
     fn accept_output(&mut self, output: Result<StageOutput, ApiError>) -> Result<ChoiceUpdate, ApiError> {

@@ -2,12 +2,10 @@
 //!
 //! # Modules
 //!
-//! - [`record`]: records an answer while it is generated.
 //! - `replay`: checks a record against what is served, and turns it into a request that replays it.
 //! - `mismatch`: the part of a receipt that does not hold.
 
 mod mismatch;
-pub(crate) mod record;
 mod replay;
 
 use std::sync::Arc;
@@ -15,15 +13,12 @@ use std::sync::Arc;
 use axum::{Json, extract::State};
 use receipts::Receipt;
 use serde_json::{Value, json};
-use shmproto::message::DeviceKind;
 
 use self::{mismatch::ReceiptMismatch, replay::Replay};
-use super::{
-    generation_request::GenerationRequest, request_context::RequestContext, strict_fields::StrictFields,
-};
+use super::{request_context::RequestContext, strict_fields::StrictFields};
 use crate::{app::App, errors::ApiError};
 
-/// Field that asks for a receipt, and field with the receipt to verify.
+/// Field with the receipt to verify.
 const FIELD: &str = "receipt";
 
 /// Returns the public key, which checks the signatures of this deployment.
@@ -71,27 +66,6 @@ pub fn read_receipt(body: &[u8]) -> Result<Receipt, ApiError> {
 
 fn valid(tokens: usize) -> Value {
     json!({ "object": "receipt.verdict", "valid": true, "tokens": tokens })
-}
-
-/// Refuses requests for receipts that cannot be given.
-pub(crate) fn check(job: &GenerationRequest) -> Result<(), ApiError> {
-    if !job.params.with_receipt {
-        return Ok(());
-    }
-    let refused = |message: &str| Err(ApiError::invalid(FIELD, message));
-    if job.choices() != 1 {
-        return refused("'receipt' is for one answer; send one prompt and 'n': 1, or remove 'receipt'");
-    }
-    if !job.switches.is_empty() {
-        return refused("'receipt' and 'adapter_switches' exclude each other; send one of them");
-    }
-    if job.params.max_tokens == Some(0) {
-        return refused("'receipt' needs an answer; raise 'max_tokens', or remove 'receipt'");
-    }
-    if job.serving.welcome.device.kind != DeviceKind::Cpu {
-        return refused("'receipt' is available only for a base on a CPU; remove it");
-    }
-    Ok(())
 }
 
 /// Result of a verification: the number of confirmed tokens, or the part that does not hold.

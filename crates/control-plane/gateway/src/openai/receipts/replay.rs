@@ -3,7 +3,7 @@
 //! The replay is the original request again, with the recorded tokens as expected ones. The executor computes
 //! prompt and answer like a prompt, and samples at each position of the answer with the request's own seed.
 //! The keyed generator, the penalties and the grammar are those of the original, so an honest record gives
-//! the recorded tokens, whatever executor, batch, draft or cache the original had.
+//! the recorded tokens, for any executor, batch, draft and cache that the original had.
 
 use std::sync::Arc;
 
@@ -14,17 +14,14 @@ use text::{
     stop::{StopScanner, StopStrings},
 };
 
-use super::{
-    Verdict,
-    mismatch::ReceiptMismatch,
-    record::{sampling, settings},
-};
+use super::{Verdict, mismatch::ReceiptMismatch};
 use crate::{
     app::App,
     caller::Caller,
     errors::ApiError,
     lifecycle::ServingState,
     openai::{
+        answer_record::{sampling, settings},
         choice::{Choice, Scores},
         generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput},
         generation_response::GenerationResponse,

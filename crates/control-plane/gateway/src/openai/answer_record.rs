@@ -1,4 +1,4 @@
-//! Records an answer while it is generated.
+//! The record of an answer, for its receipt: tokens are recorded while the answer is generated.
 
 use receipts::{
     AnswerEnd, AnswerLimits, AnswerRecord, Constraint, DecodingStart, Hash, NumericSettings, RECEIPT_FORMAT,
@@ -7,7 +7,7 @@ use receipts::{
 use shmproto::message::{DeviceKind, Finish, Generate, Output, Precision, Sampling, Welcome};
 use text::{detokenize::TextStart, stop::StopStrings};
 
-use crate::openai::{choice::ChoiceDelta, generation_request::GenerationRequest};
+use super::{choice::ChoiceDelta, generation_request::GenerationRequest};
 
 /// Tokens of a choice, and why they ended.
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ pub(crate) fn of(job: &GenerationRequest, answer: &RecordedAnswer) -> Option<Ans
 
 /// Returns the numeric settings of an executor that computes a request in `precision`.
 #[must_use]
-pub(super) fn settings(executor: &Welcome, precision: Precision) -> NumericSettings {
+pub(crate) fn settings(executor: &Welcome, precision: Precision) -> NumericSettings {
     let device = match executor.device.kind {
         DeviceKind::Cpu => "cpu",
         DeviceKind::Cuda => "cuda",
@@ -138,7 +138,7 @@ fn sampler(sampling: Sampling) -> Sampler {
 
 /// Returns the sampling parameters of a recorded sampler.
 #[must_use]
-pub(super) fn sampling(sampler: Sampler) -> Sampling {
+pub(crate) fn sampling(sampler: Sampler) -> Sampling {
     let Sampler {
         temperature,
         top_k,
