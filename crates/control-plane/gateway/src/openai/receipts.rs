@@ -45,7 +45,7 @@ pub(crate) async fn verify(
         Ok(replay) => replay.run(&app).await?,
         Err(mismatch) => Err(mismatch),
     };
-    Ok(Json(verified.map_or_else(|mismatch| mismatch.body(), |tokens| valid(tokens))))
+    Ok(Json(verified.map_or_else(|mismatch| mismatch.body(), valid)))
 }
 
 /// Reads the body of a verification. Its field `model` only chooses one of several bases.
