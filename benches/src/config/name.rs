@@ -110,7 +110,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 36] = [
+    pub(super) const EACH: [Self; 37] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
