@@ -214,7 +214,7 @@ mod tests {
             (json!({ "method": { "type": "supervised", "dpo": { "x": 1 } } }), "method.dpo"),
             (
                 json!({ "method": { "type": "dpo", "dpo": { "hyperparameters": { "desirable_weight": 1 } } } }),
-                "method.dpo.hyperparameters.desirable_weight",
+                "method.dpo.desirable_weight",
             ),
             (json!({ "lora": { "rank": 257 } }), "lora.rank"),
             (json!({ "lora": { "target_modules": ["--help"] } }), "lora.target_modules"),

@@ -285,13 +285,13 @@ mod tests {
         let point =
             |learning_rate, smoothed_loss| LearningRatePoint { learning_rate, loss: 0.0, smoothed_loss };
         let points = vec![point(1e-6, 3.0), point(1e-4, 1.0), point(1e-1, 2.0)];
-        let curve = LearningRateCurve { steepest: Some(1.25e-4), tenth_of_lowest: Some(1e-5), points };
+        let curve = LearningRateCurve { steepest: Some(1.5e-4), tenth_of_lowest: Some(1e-5), points };
         let shown = learning_rates(TextStyle::None, &curve);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[0], "     rate      loss");
         assert_eq!(lines[1], format!("   1.0e-6     3.000  {}", "\u{2588}".repeat(41)));
         assert_eq!(lines[2], "   1.0e-4     1.000  \u{2588}");
-        assert!(lines[4].starts_with("suggestion: --learning-rate 1.2e-4, "), "{shown}");
+        assert!(lines[4].starts_with("suggestion: --learning-rate 1.5e-4, "), "{shown}");
         let none = learning_rates(TextStyle::None, &LearningRateCurve::default());
         assert!(none.contains("no suggestion"), "{none}");
     }
