@@ -79,20 +79,21 @@ def sft(base, tmp_path, log_path):
     )
 
 
-def test_the_supervised_loop_learns_and_resumes_with_the_same_bits(base, tmp_path):
+def test_the_supervised_loop_learns_and_resumes_to_the_same_bits_each_time(base, tmp_path):
     asyncio.run(supervised_train.main(sft(base, tmp_path, tmp_path / "whole")))
     losses = [row["train_mean_nll"] for row in rows(tmp_path / "whole") if "train_mean_nll" in row]
     assert len(losses) == 8
     assert losses[-1] < 0.6 * losses[0], losses
 
-    # A loop that crashed after its first checkpoint has this log. The seed of the weights is the first run's.
-    log_path = tmp_path / "cut"
-    log_path.mkdir()
+    # Loops that crashed after the first checkpoint have this log. The cookbook sends the next step before it saves, and repeats
+    # that step when it resumes, so a resumed loop ends elsewhere than the whole one.
     first = (tmp_path / "whole" / "checkpoints.jsonl").read_text().splitlines()[0]
-    (log_path / "checkpoints.jsonl").write_text(f"{first}\n")
-    asyncio.run(supervised_train.main(sft(base, tmp_path, log_path)))
-    assert len(rows(log_path)) < len(losses)
-    final = [checkpoints(tmp_path / name)[-1] for name in ("whole", "cut")]
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoints.jsonl").write_text(f"{first}\n")
+        asyncio.run(supervised_train.main(sft(base, tmp_path, tmp_path / name)))
+        assert len(rows(tmp_path / name)) == 5
+    final = [checkpoints(tmp_path / name)[-1] for name in ("one", "other")]
     assert [kept["name"] for kept in final] == ["final", "final"]
     assert version(final[0]["sampler_path"]) == version(final[1]["sampler_path"])
 
@@ -121,5 +122,6 @@ def test_the_rl_loop_samples_what_it_trains(base, tmp_path):
         # The log-probabilities of sampling and of training are the same bits, so both estimates are exactly 0.
         kl = {name: value for name, value in row.items() if name.startswith("optim/kl_sample_train")}
         assert kl and all(value == 0 for value in kl.values()), kl
-        assert 0 <= row["env/all/reward/total"] <= 1.1
+        # An answer of another form is punished by a tenth.
+        assert -0.11 <= row["env/all/reward/total"] <= 1.1
     assert checkpoints(tmp_path / "rl")[-1]["name"] == "final"
