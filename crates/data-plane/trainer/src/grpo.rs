@@ -2,9 +2,9 @@
 //!
 //! A step draws several answers to each of its prompts. The advantage of an answer is its reward minus the
 //! mean reward of the answers to the same prompt, divided as [`RewardScale`] says. The loss is the sum over
-//! all tokens of `-ratio * advantage`, divided by the number of tokens of all answers of the step (DAPO; Yu et
-//! al. 2025), and no distance to the initial adapter is penalised, as in TRL's defaults. The sampler computes
-//! with the bits of the trainer, so the ratio of a token's probabilities is exactly 1.
+//! all tokens of `-ratio * advantage`, divided by the number of tokens of all answers of the step (DAPO; Yu
+//! et al. 2025), and no distance to the initial adapter is penalised, as in TRL's defaults. The sampler
+//! computes with the bits of the trainer, so the ratio of a token's probabilities is exactly 1.
 
 use std::{fs, io, path::PathBuf};
 

@@ -214,8 +214,8 @@ impl TrainingJob {
         self.plan.patience.is_some_and(|patience| since >= patience)
     }
 
-    /// Makes a step on a batch, whose prompts the adapter answers first; returns `None` if the job has to stop
-    /// before the step.
+    /// Makes a step on a batch, whose prompts the adapter answers first; returns `None` if the job has to
+    /// stop before the step.
     fn advance<B: BorrowedBase>(
         &self,
         learning: &mut TrainState<B>,

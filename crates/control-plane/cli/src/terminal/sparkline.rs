@@ -3,8 +3,8 @@
 /// Heights of a column.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Returns a curve of `values` in at most `width` columns, each with the mean of its values. The lowest column
-/// is the least mean, and the highest one the greatest.
+/// Returns a curve of `values` in at most `width` columns, each with the mean of its values. The lowest
+/// column is the least mean, and the highest one the greatest.
 pub(crate) fn sparkline(values: &[f64], width: usize) -> String {
     let columns = width.min(values.len());
     let mean = |column: usize| {

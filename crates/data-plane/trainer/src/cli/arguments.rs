@@ -15,7 +15,7 @@ use control_protocol::training::spec::{AdapterType, JobPrecision, TrainingSpec};
 use model::shape::{config::ModelConfig, source::Target};
 use shmproto::layer::Path as SitePath;
 
-use super::{error::TunerError, layers::ComputeArguments};
+use super::{error::TunerError, job_console::StdinUse, layers::ComputeArguments};
 use crate::{
     adapter::{AdapterSpec, TargetModule},
     draft::DraftSize,
@@ -226,6 +226,15 @@ impl RunArguments {
         }
         let shortlist = self.spec.draft_shortlist.map_or(USUAL_SHORTLIST, |tokens| tokens as usize);
         Ok(Some(DraftSize { layers, shortlist }))
+    }
+
+    /// Returns the use of stdin by the job.
+    pub(super) fn stdin_use(&self) -> StdinUse {
+        match (self.is_grpo(), self.exit_with_stdin) {
+            (true, _) => StdinUse::Replies,
+            (false, true) => StdinUse::EndOfClient,
+            (false, false) => StdinUse::Nothing,
+        }
     }
 
     pub(super) fn dropout(&self) -> f64 {

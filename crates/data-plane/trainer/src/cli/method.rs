@@ -7,7 +7,7 @@ use control_protocol::training::spec::{TrainingMethod, TrainingSpec};
 use super::{arguments::RunArguments, error::TunerError};
 use crate::data::DataKind;
 
-/// Refuses GRPO at a terminal, where nobody answers the requests for samples.
+/// Refuses GRPO at a terminal, where no program answers the requests for samples.
 pub(super) fn check_asked(arguments: &RunArguments) -> Result<(), TunerError> {
     if arguments.is_grpo() && !arguments.dry_run && io::stdin().is_terminal() {
         let problem = "grpo draws samples from a deployment: use holobiont tune --method grpo";

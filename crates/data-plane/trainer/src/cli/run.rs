@@ -23,7 +23,7 @@ use super::{
     arguments::RunArguments,
     error::TunerError,
     event_output::{print, tell_faults},
-    job_console::{JobConsole, StdinUse},
+    job_console::JobConsole,
     layers, method,
 };
 use crate::{
@@ -54,11 +54,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
         let path = arguments.output.display();
         return Err(TunerError::Usage(format!("{path} exists already; choose another --output")));
     }
-    let mut console = JobConsole::new(match (arguments.is_grpo(), arguments.exit_with_stdin) {
-        (true, _) => StdinUse::Replies,
-        (false, true) => StdinUse::EndOfClient,
-        (false, false) => StdinUse::Nothing,
-    })?;
+    let mut console = JobConsole::new(arguments.stdin_use())?;
     let begun = Instant::now();
     let terminal = Terminal { format: OutputFormat::Json, quiet: true };
     let masking = arguments.masking(terminal)?;

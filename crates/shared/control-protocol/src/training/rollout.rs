@@ -50,13 +50,13 @@ pub struct RolloutRequest {
     pub step: u64,
     /// Directory with the adapter in PEFT's format, until the reply is read.
     pub adapter: PathBuf,
-    /// Prompts of the step.
+    /// Prompts of the step's batch, in order.
     pub prompts: Vec<RolloutPrompt>,
     /// Number of answers to each prompt.
     pub num_generations: u32,
     /// Maximum number of tokens of an answer.
     pub max_tokens: u32,
-    /// Sampling temperature.
+    /// Sampling temperature, above 0 and at most 2.
     pub temperature: f64,
 }
 
@@ -102,7 +102,7 @@ pub struct RewardReport {
     pub answer_tokens: f64,
     /// Number of prompts whose answers all have the same reward: a step learns nothing from these.
     pub equal_groups: u64,
-    /// Sum over the learned tokens of the sampler's log-probability minus that of the trainer. The sum is 0 if
-    /// sampler and trainer compute with the same bits.
+    /// Sum over the learned tokens of the sampler's log-probability minus that of the trainer. The sum is 0
+    /// if sampler and trainer compute with the same bits.
     pub logprob_difference: f64,
 }

@@ -180,7 +180,7 @@ pub struct TrainingSpec {
     /// Weight of KTO's bad answers, whose `label` is false [default: 1]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub undesirable_weight: Option<f64>,
-    /// Options of GRPO.
+    /// Options of GRPO, which other methods do not have.
     #[command(flatten)]
     #[serde(flatten)]
     pub grpo: GrpoOptions,
