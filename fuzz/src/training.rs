@@ -28,7 +28,9 @@ pub(crate) fn data(input: &[u8]) -> Outcome {
     let limits = data::DataLimits::default();
     // Prompts must be separable for any input.
     drop(data::prompts(input, &limits));
-    if let Ok(Dataset { items: DataItems::Prompts(prompts), .. }) = data::rollout_prompts(input, &encoder, &limits) {
+    if let Ok(Dataset { items: DataItems::Prompts(prompts), .. }) =
+        data::rollout_prompts(input, &encoder, &limits)
+    {
         assert!(prompts.iter().all(|prompt| (1..=limits.max_tokens).contains(&prompt.tokens.len())));
     }
     let dataset = data::read(input, &encoder, &limits).map_err(refused)?;

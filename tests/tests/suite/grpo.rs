@@ -42,7 +42,10 @@ impl<'a> GrpoRun<'a> {
         let mut command = Command::new(fixtures::program("holobiont"));
         command.env_clear().env("HOME", self.directory.path());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.env("HOLOBIONT_HOME", self.deployment.place().home()).args(["--json", "tune"]).args(arguments);
+        command
+            .env("HOLOBIONT_HOME", self.deployment.place().home())
+            .args(["--json", "tune"])
+            .args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -136,7 +139,8 @@ fn a_reward_that_fails_is_named_with_its_line_and_the_run_goes_on_once_it_is_men
         let steps: Vec<_> = resumed.iter().filter_map(|event| event["step"].as_u64()).collect();
         assert_eq!((steps.first(), steps.last()), (Some(&2), Some(&STEPS)), "{steps:?}");
         let home = deployment.place().home();
-        let sampled = fs::read_to_string(home.join("runs/mended/rollouts.jsonl")).expect("the answers are kept");
+        let sampled =
+            fs::read_to_string(home.join("runs/mended/rollouts.jsonl")).expect("the answers are kept");
         assert_eq!(sampled.lines().count() as u64, 6 * STEPS);
         assert!(deployment.stop().success());
     });
@@ -157,7 +161,10 @@ fn rewards_that_do_not_load_are_refused_before_anything_starts() {
         assert!(complaint.contains("nothing_of_that_name") && complaint.contains("(line 1)"), "{complaint}");
         let mut command = run.tune(&["--name", "none", "--method", "grpo"]);
         let complaint = refused(command.arg(run.path("prompts.jsonl")));
-        assert!(complaint.contains("--method grpo needs rewards") && complaint.contains("--reward"), "{complaint}");
+        assert!(
+            complaint.contains("--method grpo needs rewards") && complaint.contains("--reward"),
+            "{complaint}"
+        );
         assert!(!deployment.place().home().join("runs/unloaded").exists());
         assert!(deployment.stop().success());
     });

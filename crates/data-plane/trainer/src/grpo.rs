@@ -87,13 +87,7 @@ pub enum RolloutError {
 impl GrpoPlan {
     /// Returns the request of step `step` (from 1) for answers to `items`; `seed` is that of the job.
     #[must_use]
-    pub fn request(
-        &self,
-        items: &[&RolloutItem],
-        step: u64,
-        seed: u64,
-        adapter: PathBuf,
-    ) -> RolloutRequest {
+    pub fn request(&self, items: &[&RolloutItem], step: u64, seed: u64, adapter: PathBuf) -> RolloutRequest {
         let of_step = Rng::keyed(Rng::seeded(seed ^ ANSWERS).bits(step));
         let prompt = |(item, number): (&&RolloutItem, u64)| RolloutPrompt {
             tokens: item.tokens.clone(),

@@ -31,7 +31,6 @@ pub struct TrainerRequest {
 /// A line that a trainer, or a command about its run, writes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[expect(clippy::large_enum_variant, reason = "a run has one plan, and events are not kept in numbers")]
 pub enum TrainingEvent {
     /// The plan of the run.
     Plan(TrainingPlan),

@@ -75,6 +75,8 @@ const OTHERS: &[(&str, &[&str])] = &[
             "EXECUTOR_KILLS",
             "FLEET_FAULTS",
             "TUNE_KILLS",
+            "TENANTS",
+            "RECEIPTS",
             "PLACES",
             "WRITE_GUIDE",
             "WORKER_FAULTS",

@@ -152,7 +152,10 @@ pub(super) fn openai_conversation(line: &mut LineFields) -> Result<Conversation,
 }
 
 /// Adds to `messages` what the line says beside them: the system prompt, tools, and template variables.
-pub(super) fn in_context(line: &mut LineFields, mut messages: Vec<SampleMessage>) -> Result<Conversation, LineFault> {
+pub(super) fn in_context(
+    line: &mut LineFields,
+    mut messages: Vec<SampleMessage>,
+) -> Result<Conversation, LineFault> {
     for name in SYSTEM {
         let Some(system) = line.text(name)?.filter(|text| !text.is_empty()) else { continue };
         match messages.first() {

@@ -1,6 +1,8 @@
 //! Steps on the adapter's own answers.
 
-use super::{Direction, SequenceSample, StepResult, TrainState, TrainStepError, microbatch_pool::BorrowedBase};
+use super::{
+    Direction, SequenceSample, StepResult, TrainState, TrainStepError, microbatch_pool::BorrowedBase,
+};
 use crate::{
     loss::{Loss, PolicyLoss},
     optimizer::Hyperparameters,

@@ -49,7 +49,11 @@ fn an_answer_is_rated_in_the_forms_of_trl_and_llama_factory() {
             json!({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "No"}], "kto_tag": value}),
             json!({"instruction": "Hi", "output": "No", "kto_tag": value, "label": value}),
         ] {
-            assert_eq!(rated(&model, &[line.clone()]), [(expected.clone(), is_desirable)], "{line}");
+            assert_eq!(
+                rated(&model, std::slice::from_ref(&line)),
+                [(expected.clone(), is_desirable)],
+                "{line}"
+            );
         }
         let text = json!({"prompt": "Capital of Japan?", "completion": " Osaka.", "label": value});
         let expected = "Capital of Japan?[ Osaka.<|im_end|>]".to_owned();

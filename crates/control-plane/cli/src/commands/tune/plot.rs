@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use plotters::{
     prelude::{
-        BLACK, ChartBuilder, Circle, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, TRANSPARENT,
-        WHITE,
+        BLACK, ChartBuilder, Circle, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
+        TRANSPARENT, WHITE,
     },
     style::Color,
 };

@@ -14,7 +14,10 @@ use std::{
     fs::File,
     io::{self, PipeWriter, Write as _},
     path::{Path, PathBuf},
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread::{self, JoinHandle},
 };
 
@@ -41,6 +44,7 @@ pub(crate) enum RolloutError {
 /// Thread that answers the trainer's requests.
 #[derive(Debug)]
 pub(super) struct RolloutWorker {
+    sampler: Arc<Sampler>,
     requests: Sender<RolloutRequest>,
     thread: JoinHandle<Result<(), RolloutError>>,
 }
@@ -55,11 +59,13 @@ impl RolloutWorker {
         log: &Path,
     ) -> io::Result<Self> {
         let (requests, waiting) = channel();
-        let sampler = Sampler { client, name: format!("{name}.rollouts") };
-        let log = RolloutLog { path: log.to_owned(), file: File::options().append(true).create(true).open(log)? };
-        let work = move || answer_all(&waiting, &sampler, rewards, replies, log);
+        let sampler = Arc::new(Sampler { client, name: format!("{name}.rollouts") });
+        let log =
+            RolloutLog { path: log.to_owned(), file: File::options().append(true).create(true).open(log)? };
+        let own = Arc::clone(&sampler);
+        let work = move || answer_all(&waiting, &own, rewards, replies, log);
         let thread = thread::Builder::new().name("rollouts".to_owned()).spawn(work)?;
-        Ok(Self { requests, thread })
+        Ok(Self { sampler, requests, thread })
     }
 
     /// Queues a request of the trainer. A thread that has failed takes none, and the trainer stops then.
@@ -67,10 +73,12 @@ impl RolloutWorker {
         let _ = self.requests.send(request);
     }
 
-    /// Ends the thread, and returns why it failed. Does not wait for a request under way.
+    /// Ends the thread, removes the adapter from the gateway, and returns why the thread failed. Does not
+    /// wait for a request under way.
     pub(super) fn end(self) -> Result<(), RolloutError> {
-        let Self { requests, thread } = self;
+        let Self { sampler, requests, thread } = self;
         drop(requests);
+        sampler.forget();
         if thread.is_finished() { thread.join().unwrap_or(Ok(())) } else { Ok(()) }
     }
 }
@@ -83,21 +91,14 @@ fn answer_all(
     mut replies: PipeWriter,
     mut log: RolloutLog,
 ) -> Result<(), RolloutError> {
-    let mut done = Ok(());
     while let Ok(request) = requests.recv() {
-        let replied = reply_to(&request, sampler, &mut rewards, &mut log);
-        match replied.map(|reply| send(&mut replies, &reply)) {
-            Ok(Ok(())) => {}
+        let reply = reply_to(&request, sampler, &mut rewards, &mut log)?;
+        if send(&mut replies, &reply).is_err() {
             // The trainer has ended, and its exit says why.
-            Ok(Err(_)) => break,
-            Err(error) => {
-                done = Err(error);
-                break;
-            }
+            break;
         }
     }
-    sampler.forget();
-    done
+    Ok(())
 }
 
 fn reply_to(

@@ -307,8 +307,11 @@ mod tests {
                     _ => ("200 OK", json!({ "reward": answer.matches('b').count() }).to_string()),
                 };
                 let length = body.len();
-                write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
-                    .unwrap();
+                write!(
+                    stream,
+                    "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+                )
+                .unwrap();
             }
         });
         url
