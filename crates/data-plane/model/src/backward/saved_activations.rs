@@ -46,15 +46,6 @@ impl LayerActivations {
     pub(super) fn is_whole(&self) -> bool {
         !self.qkv.is_empty()
     }
-
-    /// Removes all values and keeps their memory, because new memory costs a page fault for every 4 KiB.
-    pub(super) fn clear(&mut self) {
-        let Self { residual, qkv, projected, attended, middle, gate_up, updates } = self;
-        let [attention, feed_forward] = updates;
-        for values in [residual, qkv, projected, attended, middle, gate_up, attention, feed_forward] {
-            values.clear();
-        }
-    }
 }
 
 /// Settings of the recording, and the activations recorded so far.
@@ -75,8 +66,8 @@ impl SavedActivations {
     fn note_outputs(&mut self, layer: usize, group: LinearGroup, out: &[f32]) {
         let Some(notes) = self.layers.get_mut(layer).filter(|_| self.is_whole) else { return };
         match group {
-            LinearGroup::Qkv if self.projected => out.clone_into(&mut notes.projected),
-            LinearGroup::GateUp => out.clone_into(&mut notes.gate_up),
+            LinearGroup::Qkv if self.projected => notes.projected = out.to_vec(),
+            LinearGroup::GateUp => notes.gate_up = out.to_vec(),
             _ => {}
         }
     }
@@ -104,7 +95,7 @@ impl SavedActivations {
         finish_update(model, device, site, &mut finished).unwrap_or_else(|never| match never {});
         self.residual.iter_mut().zip(&finished).for_each(add);
         if self.is_whole && model.config.norms_updates() {
-            update.clone_into(&mut notes.updates[number]);
+            notes.updates[number] = update.to_vec();
         }
         if group == LinearGroup::O && self.is_whole {
             notes.middle.clone_from(&self.residual);
@@ -139,7 +130,7 @@ impl<T: Deltas<Compute>> Deltas<Compute> for RecordingDeltas<'_, T> {
     ) -> Result<(), Infallible> {
         let notes = &mut *self.notes.borrow_mut();
         if group == LinearGroup::O && notes.is_whole {
-            x.values().clone_into(&mut notes.layers[layer].attended);
+            notes.layers[layer].attended = x.values().to_vec();
         }
         self.deltas.scale_inputs(device, layer, group, x)
     }
@@ -218,7 +209,7 @@ impl<K: KvStore<Compute>> KvStore<Compute> for RecordingKv<'_, K> {
     ) -> Result<(), Infallible> {
         let notes = &mut *self.notes.borrow_mut();
         if notes.is_whole {
-            notes.layers[layer].qkv.clone_from(qkv);
+            notes.layers[layer].qkv = qkv.clone();
         }
         self.kv.append(device, layer, qkv, layout, batch)
     }

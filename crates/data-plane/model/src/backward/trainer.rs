@@ -95,8 +95,6 @@ pub struct Trainer<B> {
     deltas: DeltaScratch,
     room: BackwardScratch,
     head: HeadScratch,
-    /// Memory of activations that the reverse pass has read.
-    spare: Vec<LayerActivations>,
 }
 
 impl<B: ReverseLayers<Compute>> Trainer<B> {
@@ -124,7 +122,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             deltas: DeltaScratch::default(),
             room: BackwardScratch::default(),
             head: HeadScratch::default(),
-            spare: Vec::new(),
         })
     }
 
@@ -256,28 +253,15 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let Tape { layers, tokens, sequences, dropouts, .. } = tape;
         let frame = Tape { tokens, sequences, dropouts, ..Tape::default() };
         let dropouts = frame.row_dropouts();
-        let mut layers = layers;
-        while layers.len() > last_block {
-            let Some(mut notes) = layers.pop() else { break };
-            let layer = layers.len();
+        for (layer, mut notes) in layers.into_iter().enumerate().skip(last_block).rev() {
             if !notes.is_whole() {
                 notes = self.again(learner, &frame, layer, notes)?;
             }
-            let goes_on = self.back(learner, &frame.sequences, &dropouts, turn).block(layer, &notes)?;
-            self.recycle(notes);
-            if !goes_on {
+            if !self.back(learner, &frame.sequences, &dropouts, turn).block(layer, &notes)? {
                 break;
             }
         }
-        layers.into_iter().for_each(|notes| self.recycle(notes));
         Ok(())
-    }
-
-    fn recycle(&mut self, mut notes: LayerActivations) {
-        if self.spare.len() < self.model.config.layers {
-            notes.clear();
-            self.spare.push(notes);
-        }
     }
 
     /// Reverses the head: from the targets to the residual stream after the last block.
@@ -315,9 +299,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         layer: usize,
         kept: LayerActivations,
     ) -> Result<LayerActivations, TrainError<B::Error>> {
-        let mut notes = SavedActivations { residual: kept.residual, ..self.notes(learner, true) };
-        // The memory of the block above is that of the first entry.
-        notes.layers.swap(0, layer);
+        let notes = SavedActivations { residual: kept.residual, ..self.notes(learner, true) };
         let mut noted = self.noting(tape, learner, notes, |pass, base, (deltas, kv), batch| {
             lay_out(pass.model, pass.compute, pass.scratch, batch).unwrap_or_else(|never| match never {});
             place_residual(pass.scratch, &deltas.notes.borrow().residual);
@@ -353,7 +335,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(notes.into_inner())
     }
 
-    fn notes(&mut self, learner: &TrainableAdapter, is_whole: bool) -> SavedActivations {
+    fn notes(&self, learner: &TrainableAdapter, is_whole: bool) -> SavedActivations {
         let scales_outputs = match &learner.method {
             MethodWeights::Ia3(scales) => {
                 scales.vectors().iter().any(|vector| vector.side == ScaledSide::Output)
@@ -364,7 +346,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             | MethodWeights::Prompt(_) => false,
         };
         SavedActivations {
-            layers: (0..self.model.config.layers).map(|_| self.spare.pop().unwrap_or_default()).collect(),
+            layers: (0..self.model.config.layers).map(|_| LayerActivations::default()).collect(),
             residual: Vec::new(),
             is_whole,
             projected: scales_outputs || self.model.config.qk_norm,
