@@ -134,6 +134,36 @@ impl DatasetSplit {
     }
 }
 
+/// Speed of a job since it began or resumed.
+struct JobPace {
+    begun: Instant,
+    /// Number of steps that were made before.
+    first: u64,
+    tokens: usize,
+}
+
+impl JobPace {
+    fn at(first: u64) -> Self {
+        Self { begun: Instant::now(), first, tokens: 0 }
+    }
+
+    /// Returns the report of step `step` of `steps`, which ended now, without its rate, lines and rewards.
+    fn report(&mut self, step: u64, steps: u64, outcome: StepResult) -> StepReport {
+        self.tokens += outcome.rows;
+        let seconds = self.begun.elapsed().as_secs_f64();
+        StepReport {
+            step,
+            steps,
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            tokens: outcome.rows as u64,
+            tokens_per_second: Some(self.tokens as f64 / seconds),
+            seconds_left: Some(seconds / (step - self.first) as f64 * (steps - step) as f64),
+            ..StepReport::default()
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct TrainingJob {
     pub plan: JobPlan,
@@ -162,9 +192,9 @@ impl TrainingJob {
         let (batches, steps) = self.course.batches(&self.plan);
         let JobPlan { decay, warmup_steps, .. } = self.plan;
         let schedule = Schedule { decay, warmup_steps, total_steps: steps };
-        let begun = Instant::now();
-        let (first, mut tokens, mut last, mut judged) = (learning.state.step, 0, None, None);
-        for batch in batches.starting_at(first) {
+        let mut pace = JobPace::at(learning.state.step);
+        let (mut last, mut judged) = (None, None);
+        for batch in batches.starting_at(learning.state.step) {
             let step = learning.state.step;
             if step >= steps || self.has_stalled(learning) {
                 break;
@@ -178,20 +208,13 @@ impl TrainingJob {
                 self.keep(learning, listener)?;
                 return Ok(JobEnd::Stopped { step });
             };
-            tokens += outcome.rows;
             last = Some(outcome.loss);
-            let (step, seconds) = (step + 1, begun.elapsed().as_secs_f64());
+            let step = step + 1;
             listener.hear(&TrainingEvent::Step(StepReport {
-                step,
-                steps,
-                loss: outcome.loss,
-                grad_norm: outcome.grad_norm,
                 learning_rate,
-                tokens: outcome.rows as u64,
                 lines: self.course.learned.lines(&batch),
                 rewards,
-                tokens_per_second: Some(tokens as f64 / seconds),
-                seconds_left: Some(seconds / (step - first) as f64 * (steps - step) as f64),
+                ..pace.report(step, steps, outcome)
             }))?;
             if step < steps && step.is_multiple_of(self.checkpoint_steps) {
                 judged = Some((step, self.judge(learning, listener)?));

@@ -18,9 +18,11 @@
 //!   the prompts; [`teacher_outputs`]: the answers
 //! - [`rollouts`]: answers of the adapter in training and their rewards, for GRPO
 //! - [`evaluation`]: lm-eval on the base and the adapter
+//! - [`calls`]: calls of other programs, repeated and several at once
 //! - [`history`]: listing, showing and stopping recorded runs
 //! - [`errors`]: errors of `tune`
 
+mod calls;
 mod errors;
 mod evaluation;
 mod format;

@@ -1,10 +1,8 @@
 //! The learning-rate finder (Smith 2017, section 3.3): the loss while the learning rate rises exponentially.
 
-use std::time::Instant;
-
 use control_protocol::training::{LearningRateCurve, LearningRatePoint, StepReport, TrainingEvent};
 
-use super::{JobError, JobListener, TrainingJob};
+use super::{JobError, JobListener, JobPace, TrainingJob};
 use crate::{
     batch_sampler::Batches,
     step::{TrainState, TrainStepError, microbatch_pool::BorrowedBase},
@@ -38,7 +36,7 @@ impl TrainingJob {
     ) -> Result<Option<LearningRateCurve>, JobError<B::Error>> {
         let steps = self.plan.max_steps.unwrap_or(USUAL_RATES);
         let batches = Batches::new(self.course.learned.len(), self.plan.batch_size, u64::MAX, self.plan.seed);
-        let (begun, mut tokens, mut sweep) = (Instant::now(), 0, Sweep::default());
+        let (mut pace, mut sweep) = (JobPace::at(0), Sweep::default());
         for (number, batch) in (0..steps).zip(batches) {
             if listener.wants_stop() {
                 return Ok(None);
@@ -50,19 +48,10 @@ impl TrainingJob {
                 outcome => outcome?,
             };
             sweep.add(learning_rate, outcome.loss);
-            tokens += outcome.rows;
-            let (step, seconds) = (number + 1, begun.elapsed().as_secs_f64());
             listener.hear(&TrainingEvent::Step(StepReport {
-                step,
-                steps,
-                loss: outcome.loss,
-                grad_norm: outcome.grad_norm,
                 learning_rate,
-                tokens: outcome.rows as u64,
                 lines: self.course.learned.lines(&batch),
-                rewards: None,
-                tokens_per_second: Some(tokens as f64 / seconds),
-                seconds_left: Some(seconds / step as f64 * (steps - step) as f64),
+                ..pace.report(number + 1, steps, outcome)
             }))?;
             if sweep.has_diverged() {
                 break;

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::calls::Retries;
 use crate::{
     client::{ClientError, GatewayClient},
     terminal::stop_signals::StopSignals,
@@ -31,9 +32,8 @@ const CALLERS: usize = 32;
 const LIKELIEST: u32 = 8;
 /// Sampling temperatures of a prompt's answers.
 const TEMPERATURES: [f64; 2] = [0.0, 0.7];
-/// Attempts, and the delay between them, while the gateway is busy.
-const ATTEMPTS: usize = 600;
-const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
+/// Repeats of a request while the gateway is busy.
+const RETRIES: Retries = Retries { attempts: 600, pause: Duration::from_secs(1) };
 
 /// Settings of the requests. Equal settings give equal answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -270,22 +270,12 @@ impl PromptQueue {
             "top_logprobs": LIKELIEST,
             "return_tokens_as_token_ids": true,
         });
-        let text = patiently(|| client.post_text("/v1/chat/completions", &body))?;
+        let is_busy = |error: &ClientError| matches!(error, ClientError::Refused { status: 429 | 503, .. });
+        let text = RETRIES.call(is_busy, || client.post_text("/v1/chat/completions", &body))?;
         let completion: Completion = serde_json::from_str(&text).map_err(ClientError::Garbled)?;
         let said = completion.choices.into_iter().next().map(|choice| choice.logprobs.content);
         Ok(as_answer(temperature, &said.unwrap_or_default()))
     }
-}
-
-/// Retries while the gateway is busy (status 429 or 503).
-fn patiently(ask: impl Fn() -> Result<String, ClientError>) -> Result<String, ClientError> {
-    for _ in 1..ATTEMPTS {
-        match ask() {
-            Err(ClientError::Refused { status: 429 | 503, .. }) => thread::sleep(BETWEEN_ATTEMPTS),
-            other => return other,
-        }
-    }
-    ask()
 }
 
 #[derive(Deserialize)]

@@ -6,14 +6,13 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::super::calls::{Retries, concurrently};
 use crate::terminal::printable;
 
 /// Program that calls the function of a Python file.
@@ -22,9 +21,8 @@ const HOST: &str = include_str!("reward_host.py");
 /// Number of concurrent requests to an endpoint.
 const CALLERS: usize = 8;
 
-/// Attempts of a request to an endpoint, and the pause between two attempts.
-const ATTEMPTS: usize = 5;
-const PAUSE: Duration = Duration::from_secs(1);
+/// Repeats of a request to an endpoint that is busy or cannot be reached.
+const RETRIES: Retries = Retries { attempts: 5, pause: Duration::from_secs(1) };
 
 /// Maximum time of a request to an endpoint.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
@@ -79,7 +77,7 @@ impl RewardSource {
     pub(in super::super) fn rewards(&mut self, answers: &[JudgedAnswer]) -> Result<Vec<f64>, RewardError> {
         let rewards = match self {
             Self::Python(python) => answers.iter().map(|answer| python.reward(answer)).collect(),
-            Self::Endpoint(endpoint) => endpoint.rewards(answers),
+            Self::Endpoint(endpoint) => concurrently(answers, CALLERS, |answer| endpoint.reward(answer)),
         };
         rewards.and_then(|rewards: Vec<f64>| match rewards.iter().find(|reward| !reward.is_finite()) {
             Some(reward) => Err(RewardError::NotFinite(*reward)),
@@ -173,40 +171,11 @@ impl RewardEndpoint {
         Self { agent: config.into(), url: url.to_owned() }
     }
 
-    /// Asks for all rewards, several at once.
-    fn rewards(&self, answers: &[JudgedAnswer]) -> Result<Vec<f64>, RewardError> {
-        let next = AtomicUsize::new(0);
-        let call = || {
-            let mut own = Vec::new();
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(answer) = answers.get(number) else { return Ok(own) };
-                own.push((number, self.reward(answer)?));
-            }
-        };
-        let all = thread::scope(|scope| {
-            let callers: Vec<_> = (0..CALLERS.min(answers.len())).map(|_| scope.spawn(call)).collect();
-            let joined = callers.into_iter().map(|caller| caller.join().expect("no caller panics"));
-            joined.collect::<Result<Vec<Vec<(usize, f64)>>, RewardError>>()
-        })?;
-        let mut all = all.concat();
-        all.sort_unstable_by_key(|(number, _)| *number);
-        Ok(all.into_iter().map(|(_, reward)| reward).collect())
-    }
-
     fn reward(&self, answer: &JudgedAnswer) -> Result<f64, RewardError> {
-        let mut attempt = 1;
-        loop {
-            match self.call(answer) {
-                Err(RewardError::Endpoint { .. } | RewardError::Status { status: 429 | 500.., .. })
-                    if attempt < ATTEMPTS =>
-                {
-                    attempt += 1;
-                    thread::sleep(PAUSE);
-                }
-                other => return other,
-            }
-        }
+        let may_pass = |error: &RewardError| {
+            matches!(error, RewardError::Endpoint { .. } | RewardError::Status { status: 429 | 500.., .. })
+        };
+        RETRIES.call(may_pass, || self.call(answer))
     }
 
     fn call(&self, answer: &JudgedAnswer) -> Result<f64, RewardError> {
@@ -234,6 +203,7 @@ mod tests {
         fs,
         io::{Read as _, Write as _},
         net::TcpListener,
+        thread,
     };
 
     use serde_json::json;

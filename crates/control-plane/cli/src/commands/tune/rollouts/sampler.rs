@@ -1,24 +1,19 @@
 //! Answers of the adapter in training: the gateway gets the adapter from memory, and samples from it.
 
-use std::{
-    path::Path,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use control_protocol::training::rollout::{RolloutPrompt, RolloutRequest};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::super::calls::{Retries, concurrently};
 use crate::client::{ClientError, GatewayClient, PushedFile};
 
 /// Maximum number of prompts under way; the gateway joins their answers into batches.
 const CALLERS: usize = 16;
 
-/// Attempts while the gateway is busy or restarts, and the pause between two attempts.
-const ATTEMPTS: usize = 120;
-const PAUSE: Duration = Duration::from_millis(500);
+/// Repeats of a request while the gateway is busy or restarts.
+const RETRIES: Retries = Retries { attempts: 120, pause: Duration::from_millis(500) };
 
 /// A sampled answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,24 +35,7 @@ impl Sampler {
     /// Returns the answers to each prompt of the request.
     pub(super) fn draw(&self, request: &RolloutRequest) -> Result<Vec<Vec<SampledAnswer>>, ClientError> {
         self.retried(|| self.push(&request.adapter))?;
-        let next = AtomicUsize::new(0);
-        let call = || {
-            let mut own = Vec::new();
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(prompt) = request.prompts.get(number) else { return Ok(own) };
-                own.push((number, self.retried(|| self.answers(request, prompt))?));
-            }
-        };
-        let all = thread::scope(|scope| {
-            let count = CALLERS.min(request.prompts.len());
-            let callers: Vec<_> = (0..count).map(|_| scope.spawn(call)).collect();
-            let joined = callers.into_iter().map(|caller| caller.join().expect("no caller panics"));
-            joined.collect::<Result<Vec<Vec<(usize, Vec<SampledAnswer>)>>, ClientError>>()
-        })?;
-        let mut all = all.concat();
-        all.sort_unstable_by_key(|(number, _)| *number);
-        Ok(all.into_iter().map(|(_, answers)| answers).collect())
+        concurrently(&request.prompts, CALLERS, |prompt| self.retried(|| self.answers(request, prompt)))
     }
 
     /// Removes the adapter from the gateway.
@@ -95,19 +73,17 @@ impl Sampler {
         Ok(completion.choices.into_iter().map(CompletionChoice::into_answer).collect())
     }
 
-    /// Repeats `ask` while the gateway is busy, is restarted, or has lost the adapter.
-    fn retried<T>(&self, ask: impl Fn() -> Result<T, ClientError>) -> Result<T, ClientError> {
-        for _ in 1..ATTEMPTS {
-            match ask() {
-                Err(
-                    ClientError::Refused { status: 404 | 429 | 502..=504, .. }
+    /// Repeats `call` while the gateway is busy, is restarted, or has lost the adapter.
+    fn retried<T>(&self, call: impl Fn() -> Result<T, ClientError>) -> Result<T, ClientError> {
+        let may_pass = |error: &ClientError| {
+            matches!(
+                error,
+                ClientError::Refused { status: 404 | 429 | 502..=504, .. }
                     | ClientError::Unreachable { .. }
-                    | ClientError::Lost(_),
-                ) => thread::sleep(PAUSE),
-                other => return other,
-            }
-        }
-        ask()
+                    | ClientError::Lost(_)
+            )
+        };
+        RETRIES.call(may_pass, call)
     }
 }
 
