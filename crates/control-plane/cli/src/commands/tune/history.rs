@@ -161,7 +161,7 @@ fn rows(record: &RunRecord, events: &[TrainingEvent], directory: &RunDirectory) 
     let options: Vec<_> = record.options.arguments().map(|it| quoted(&it.to_string_lossy())).collect();
     rows.push(("options", if options.is_empty() { "none".to_owned() } else { options.join(" ") }));
     rows.extend(progress.step.iter().map(|step| ("steps", format::share(step))));
-    rows.extend(progress.step.iter().map(|step| ("loss", format::step(step, progress.held_out_loss))));
+    rows.extend(progress.step.iter().map(|step| ("last step", format::step(step, progress.held_out_loss))));
     rows.push(("curve", sparkline(&goals(events), CURVE_COLUMNS)));
     rows.push(("adapter", record.output.display().to_string()));
     rows.extend(record.result.as_ref().map(|it| ("generation", short_generation(&it.generation))));
