@@ -18,7 +18,7 @@
 mod quantize;
 mod tiles;
 
-pub(crate) use self::tiles::TileRow;
+pub(crate) use self::tiles::{TileRow, TiledRows};
 
 use self::{quantize::Quantize, tiles::RoundToTiles};
 use crate::{isa::Isa, pool::ThreadPool};
@@ -114,7 +114,7 @@ pub struct Activations {
     /// Rows of a tile: sixteen, or the number of rows when the tiles were computed if that was smaller.
     tile_rows: usize,
     /// Tiles of bf16, `[rows / 16, groups, 16]`.
-    pub(crate) tiles: Vec<TileRow>,
+    tiles: Vec<TileRow>,
 }
 
 impl Activations {
@@ -179,13 +179,18 @@ impl Activations {
     }
 
     /// Returns the groups of a row in tiles; the last may be incomplete.
-    pub(crate) fn tile_groups(&self) -> usize {
+    fn tile_groups(&self) -> usize {
         self.width.div_ceil(GROUP)
     }
 
-    /// Returns the rows of a tile, 1 to 16.
-    pub(crate) fn tile_rows(&self) -> usize {
-        self.tile_rows
+    /// Returns the rows in tiles of bf16.
+    ///
+    /// # Panics
+    /// Panics unless the tiles are current.
+    pub(crate) fn tiled(&self) -> TiledRows<'_> {
+        assert!(self.holds(ActivationForms::BF16_TILES), "activations were prepared as tiles of bf16");
+        let (rows, tile_rows, groups) = (self.rows, self.tile_rows, self.tile_groups());
+        TiledRows { lines: &self.tiles, rows, tile_rows, line_groups: groups, first_group: 0, groups }
     }
 
     pub(crate) fn pairs(&self) -> usize {

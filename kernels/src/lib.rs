@@ -46,8 +46,8 @@ pub use buffer::{Arena, PageSlab};
 pub use isa::Isa;
 pub use linear::{
     LinearPart, ModularForm, Modulus, PackError, PackedLayout, PackedMatrix, SumFrom, linear, linear_bf16,
-    linear_ring, linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_rounded,
-    linear_unrounded,
+    linear_ring, linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_bf16,
+    linear_transposed_rounded, linear_unrounded,
 };
 pub use pool::ThreadPool;
 pub use types::TensorType;

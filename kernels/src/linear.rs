@@ -14,17 +14,17 @@
 //!
 //! [`linear`] rounds activations to the weights' precision and runs at memory speed. [`linear_unrounded`]
 //! does not round them, and [`linear_transposed`] is its backward pass; both decode the same values from the
-//! same panels. [`linear_bf16`] rounds both sides to bf16, for matrix units. [`linear_ring`] and
-//! [`linear_ring_transposed`] compute both products modulo 2^64 or 2^48.
+//! same panels. [`linear_bf16`] and [`linear_transposed_bf16`] round both sides to bf16, for matrix units.
+//! [`linear_ring`] and [`linear_ring_transposed`] compute both products modulo 2^64 or 2^48.
 //!
 //! # Layout
 //!
 //! - `form`: panels and their construction. `pack`: packed matrices. `part`: code shared by all products.
-//!   `chunk`: the work of one thread.
+//!   `chunk`: the work of one thread. `out_panels`: the outputs.
 //! - `packings`: layouts of integer panels. `rows`: activations as integer panels read them.
 //! - `quantized_activations`: the quantized product over `tile`s, summed by `float` and `integer` panels, or
 //!   by `amx` on a matrix unit.
-//! - `bf16`: the product in bf16, on the matrix unit or by vectors.
+//! - `bf16`: the products in bf16, on the matrix unit or by vectors.
 //! - `float_activations`, `transposed`: the float products over `values`.
 //! - `modular`: the exact products over integers.
 
@@ -36,6 +36,7 @@ mod float_activations;
 mod form;
 mod integer;
 mod modular;
+mod out_panels;
 mod pack;
 mod packings;
 mod part;
@@ -45,7 +46,8 @@ mod tile;
 mod transposed;
 mod values;
 
-pub use bf16::linear_bf16;
+pub(crate) use bf16::{MatrixProduct, PairFactor, PairTiles, RowTiles};
+pub use bf16::{linear_bf16, linear_transposed_bf16};
 pub use float_activations::linear_unrounded;
 pub use form::{PackError, PackedLayout};
 pub use modular::{ModularForm, Modulus, linear_ring, linear_ring_by_words, linear_ring_transposed};

@@ -15,6 +15,65 @@ use crate::simd::{Kernel, Simd};
 #[repr(C, align(64))]
 pub(crate) struct TileRow(pub(crate) [u16; GROUP]);
 
+/// Rows in tiles of bf16, as products read them.
+#[derive(Clone, Copy)]
+pub(crate) struct TiledRows<'a> {
+    pub(super) lines: &'a [TileRow],
+    pub(super) rows: usize,
+    /// Sixteen, or the number of rows when they were rounded if that was smaller.
+    pub(super) tile_rows: usize,
+    /// Groups of the lines, of which these rows are `groups` from `first_group` on.
+    pub(super) line_groups: usize,
+    pub(super) first_group: usize,
+    pub(super) groups: usize,
+}
+
+impl<'a> TiledRows<'a> {
+    /// Takes `rows` rows of `groups` groups in tiles of sixteen rows.
+    pub(crate) fn whole(lines: &'a [TileRow], rows: usize, groups: usize) -> Self {
+        Self { lines, rows, tile_rows: SIDE, line_groups: groups, first_group: 0, groups }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns the rows of a tile, 1 to 16.
+    #[inline(always)]
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.tile_rows
+    }
+
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows.div_ceil(self.tile_rows)
+    }
+
+    #[inline(always)]
+    pub(crate) fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Returns the first row of `group` of a tile. The next rows follow, and after them the next group.
+    #[inline(always)]
+    pub(crate) fn tile(&self, tile: usize, group: usize) -> *const TileRow {
+        let group = tile * self.line_groups + self.first_group + group;
+        self.lines.as_ptr().wrapping_add(group * self.tile_rows)
+    }
+
+    /// Returns a group of a row.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize, group: usize) -> &[u16; GROUP] {
+        let tile = (row / SIDE * self.line_groups + self.first_group + group) * self.tile_rows;
+        &self.lines[tile + row % SIDE].0
+    }
+
+    /// Takes `groups` groups from `first` on.
+    pub(crate) fn columns(self, first: usize, groups: usize) -> Self {
+        debug_assert!(first + groups <= self.groups, "the rows have the groups");
+        Self { first_group: self.first_group + first, groups, ..self }
+    }
+}
+
 /// Rounds the tiles of rows from `first` to `last`.
 #[derive(Clone, Copy)]
 pub(super) struct RoundToTiles {
@@ -52,11 +111,11 @@ impl Kernel for RoundToTiles {
                         let from = self.floats.wrapping_add(row * self.width + group * GROUP);
                         let to = &mut *self.tiles.add(at);
                         if columns == GROUP {
-                            round(&*from.cast::<[f32; GROUP]>(), to);
+                            to.round(&*from.cast::<[f32; GROUP]>());
                         } else {
                             let mut padded = [0.0; GROUP];
                             std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), columns);
-                            round(&padded, to);
+                            to.round(&padded);
                         }
                     }
                 }
@@ -65,16 +124,24 @@ impl Kernel for RoundToTiles {
     }
 }
 
-/// Rounds to the nearest bf16, ties to even; a NaN stays a NaN.
 // Integers, which the compiler turns into vectors: the instruction of AVX-512 loses subnormal values.
-#[inline(always)]
-fn round(from: &[f32; GROUP], to: &mut TileRow) {
-    let mut k = 0;
-    while k < GROUP {
-        let bits = from[k].to_bits();
+impl TileRow {
+    /// Rounds 32 columns.
+    #[inline(always)]
+    pub(crate) fn round(&mut self, from: &[f32; GROUP]) {
+        let mut k = 0;
+        while k < GROUP {
+            self.0[k] = Self::rounded(from[k]) as u16;
+            k += 1;
+        }
+    }
+
+    /// Returns the bits of the nearest bf16, ties to even; a NaN stays a NaN.
+    #[inline(always)]
+    pub(crate) fn rounded(value: f32) -> u32 {
+        let bits = value.to_bits();
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-        to.0[k] = if is_nan { bits >> 16 | 0x40 } else { rounded } as u16;
-        k += 1;
+        if is_nan { bits >> 16 | 0x40 } else { rounded }
     }
 }

@@ -5,6 +5,9 @@
 //! [`SUM_ROWS`](super::SUM_ROWS) tokens and the heads of the group in sequence, so the order of all sums
 //! depends on the sequence alone.
 
+mod bf16;
+
+use self::bf16::HeadGradientBf16;
 use super::{
     SUM_ROWS,
     product::{SmallProduct, Strided, WriteMode},
@@ -45,7 +48,8 @@ pub struct AttentionInputs<'a> {
 
 /// Computes the gradient at `[q | k | v]`, of the same shape, from the gradient `g` at the output. Rounding
 /// of queries, keys and values is treated as the identity (straight-through), and so is the rounding of
-/// weights that [`KvPrecision::Bf16`] has: weights are recomputed in 32 bits.
+/// weights that [`KvPrecision::Bf16`] has: weights are recomputed in 32 bits. With `Bf16` all factors of
+/// products are rounded to bf16.
 ///
 /// # Panics
 /// Panics if the shapes do not match, or sequences are not in ascending order.
@@ -69,7 +73,11 @@ pub fn attention_gradient(
     let to = OutPtr(gradient.as_mut_ptr());
     pool.run(sequences.len() * layout.kv_heads, |i| {
         let (sequence, kv_head) = (sequences[i / layout.kv_heads], i % layout.kv_heads);
-        isa.dispatch(HeadGradient { attended, sequence, kv_head, g, to: &to });
+        let head = HeadGradient { attended, sequence, kv_head, g, to: &to };
+        match attended.precision {
+            KvPrecision::Bf16 => isa.dispatch(HeadGradientBf16 { head, isa }),
+            _ => isa.dispatch(head),
+        }
     });
 }
 
@@ -124,10 +132,7 @@ impl Kernel for HeadGradient<'_> {
         let mut room = self.room();
         for head in self.kv_head * group..(self.kv_head + 1) * group {
             for first in (0..tokens).step_by(SUM_ROWS) {
-                let count = SUM_ROWS.min(tokens - first);
-                let window = self.attended.limits.window.unwrap_or(usize::MAX);
-                let from = (first + 1).saturating_sub(window);
-                let tile = QueryTile { head, first, count, from, to: first + count };
+                let tile = self.query_tile(head, first);
                 // SAFETY: `attention_gradient` has checked that rows and columns exist and gave them to this thread
                 // alone.
                 unsafe { self.tile::<S>(tile, &mut room) };
@@ -137,29 +142,47 @@ impl Kernel for HeadGradient<'_> {
 }
 
 impl HeadGradient<'_> {
-    /// Gathers keys and values, rounded to the precision of the KV cache.
-    fn room(&self) -> AttentionScratch {
+    /// Returns the tile of queries of `head` from `first` on.
+    fn query_tile(&self, head: usize, first: usize) -> QueryTile {
+        let count = SUM_ROWS.min(self.sequence.count - first);
+        let window = self.attended.limits.window.unwrap_or(usize::MAX);
+        let from = (first + 1).saturating_sub(window);
+        QueryTile { head, first, count, from, to: first + count }
+    }
+
+    /// Gathers keys and values, `[tokens, head_dim]`, rounded to the precision of the KV cache.
+    fn keys_and_values(&self) -> [Vec<f32>; 2] {
         let AttentionInputs { qkv, layout, precision, .. } = self.attended;
         let (tokens, width) = (self.sequence.count, layout.head_dim);
-        let head = |column: usize, token: usize| {
-            let at = (self.sequence.first + token) * layout.stride() + column + self.kv_head * width;
-            let mut kept = qkv[at..at + width].to_vec();
-            precision.round(&mut kept);
-            kept
-        };
-        let mut keys = Vec::with_capacity(tokens * width);
-        let mut transposed = [layout.key_column(), layout.value_column()].map(|_| vec![0.0; tokens * width]);
-        for token in 0..tokens {
-            keys.extend(head(layout.key_column(), token));
-            for (to, column) in transposed.iter_mut().zip([layout.key_column(), layout.value_column()]) {
-                for (d, value) in head(column, token).into_iter().enumerate() {
-                    to[d * tokens + token] = value;
+        [layout.key_column(), layout.value_column()].map(|column| {
+            let mut rows = Vec::with_capacity(tokens * width);
+            for token in 0..tokens {
+                let at = self.column(token, column + self.kv_head * width);
+                rows.extend_from_slice(&qkv[at..at + width]);
+                precision.round(&mut rows[token * width..]);
+            }
+            rows
+        })
+    }
+
+    /// Makes room for the slopes of a row.
+    fn slopes(&self) -> Vec<f32> {
+        vec![0.0; if self.attended.limits.cap.is_some() { self.sequence.count } else { 0 }]
+    }
+
+    fn room(&self) -> AttentionScratch {
+        let (tokens, width) = (self.sequence.count, self.attended.layout.head_dim);
+        let [keys, values] = self.keys_and_values();
+        let [keys_transposed, values_transposed] = [&keys, &values].map(|rows| {
+            let mut transposed = vec![0.0; tokens * width];
+            for (token, row) in rows.chunks_exact(width).enumerate() {
+                for (d, &value) in row.iter().enumerate() {
+                    transposed[d * tokens + token] = value;
                 }
             }
-        }
-        let [keys_transposed, values_transposed] = transposed;
+            transposed
+        });
         let tile = vec![0.0; SUM_ROWS * tokens];
-        let slopes = vec![0.0; if self.attended.limits.cap.is_some() { tokens } else { 0 }];
         AttentionScratch {
             queries: vec![0.0; SUM_ROWS * width],
             keys,
@@ -167,7 +190,7 @@ impl HeadGradient<'_> {
             values_transposed,
             weights: tile.clone(),
             scores: tile,
-            slopes,
+            slopes: self.slopes(),
         }
     }
 
@@ -222,18 +245,7 @@ impl HeadGradient<'_> {
         unsafe {
             products(queries, width, &room.keys_transposed, weights).run::<S>();
             products(g, g_stride, &room.values_transposed, scores).run::<S>();
-            for row in 0..count {
-                let at = self.out(first + row, head);
-                let along = dot::<S>(&self.attended.out[at..at + width], &self.g[at..at + width]);
-                let visible = self.visible(tile, row);
-                let weights = std::slice::from_raw_parts_mut(weights.add(row * room_stride), seen);
-                let scores = std::slice::from_raw_parts_mut(scores.add(row * room_stride), seen);
-                if let Some(cap) = self.attended.limits.cap {
-                    cap_scores::<S>(weights, &mut room.slopes, cap);
-                }
-                soften::<S>(weights, scores, (along, self.sink(head)), visible);
-                scores.iter_mut().zip(&room.slopes).for_each(|(g, slope)| *g *= slope);
-            }
+            self.soften_tile::<S>(tile, weights, scores, room_stride, &mut room.slopes);
             let to_queries = self.to.0.add(self.column(first, head * width));
             let to_keys = self.to.0.add(self.column(from, layout.key_column() + self.kv_head * width));
             let to_values = self.to.0.add(self.column(from, layout.value_column() + self.kv_head * width));
@@ -263,6 +275,35 @@ impl HeadGradient<'_> {
             };
             of_keys(scores, queries, width, to_keys).run::<S>();
             of_keys(weights, g, g_stride, to_values).run::<S>();
+        }
+    }
+
+    /// Turns scores of a tile in `weights` into weights, and gradients of the weights in `scores` into those of
+    /// the scores.
+    ///
+    /// # Safety
+    /// Both have `stride` floats for each row of the tile.
+    #[inline(always)]
+    unsafe fn soften_tile<S: Simd>(
+        &self,
+        tile: QueryTile,
+        weights: *mut f32,
+        scores: *mut f32,
+        stride: usize,
+        slopes: &mut [f32],
+    ) {
+        let (seen, width) = (tile.to - tile.from, self.attended.layout.head_dim);
+        for row in 0..tile.count {
+            let at = self.out(tile.first + row, tile.head);
+            let along = dot::<S>(&self.attended.out[at..at + width], &self.g[at..at + width]);
+            // SAFETY: the caller upholds this function's contract.
+            let [weights, scores] = [weights, scores]
+                .map(|rows| unsafe { std::slice::from_raw_parts_mut(rows.add(row * stride), seen) });
+            if let Some(cap) = self.attended.limits.cap {
+                cap_scores::<S>(weights, slopes, cap);
+            }
+            soften::<S>(weights, scores, (along, self.sink(tile.head)), self.visible(tile, row));
+            scores.iter_mut().zip(&*slopes).for_each(|(g, slope)| *g *= slope);
         }
     }
 

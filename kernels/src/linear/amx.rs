@@ -138,7 +138,7 @@ impl<P: IntegerPacking> AmxPanels<'_, P> {
             }
             for (m, &sum) in sums.iter().enumerate() {
                 if groups.end == x.groups {
-                    self.chunk.put::<S>(self.panel, row + m, S::mul(sum, S::splat(w.unit())));
+                    self.chunk.out.put::<S>(self.panel, row + m, S::mul(sum, S::splat(w.unit())));
                 } else {
                     S::store(kept.add(m * LANES), sum);
                 }

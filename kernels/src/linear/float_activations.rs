@@ -21,8 +21,9 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
+    out_panels::OutPanels,
     part::{DecodeScratch, LinearPart, OutPtr, blocks, check_parts, for_each_chunk},
-    values::{HALF, Values, with_values},
+    values::{HALF, Values, decode_columns, with_values},
 };
 use crate::{
     activations::{Activations, GROUP},
@@ -56,8 +57,8 @@ pub fn linear_unrounded(
     check_parts(parts, x.width(), stride);
     let out = OutPtr(out.as_mut_ptr());
     for_each_chunk(pool, parts, panels_a_chunk, |part, first, last| {
-        let out = &out;
-        isa.dispatch(FloatChunk { x, part, first, last, out: out.0, stride });
+        let out = OutPanels::of_part(&part, &out, stride);
+        isa.dispatch(FloatChunk { x, part, first, last, out });
     });
 }
 
@@ -73,8 +74,7 @@ struct FloatChunk<'a> {
     part: LinearPart<'a>,
     first: usize,
     last: usize,
-    out: *mut f32,
-    stride: usize,
+    out: OutPanels<'a>,
 }
 
 impl Kernel for FloatChunk<'_> {
@@ -110,23 +110,6 @@ impl FloatChunk<'_> {
                 }
             }
         }
-    }
-
-    /// Returns the address and the number of the outputs of `panel` for `row`.
-    #[inline(always)]
-    fn place(&self, row: usize, panel: usize) -> (*mut f32, usize) {
-        let feature = panel * LANES;
-        let to = self.out.wrapping_add(row * self.stride + self.part.column + feature);
-        (to, LANES.min(self.part.matrix.rows() - feature))
-    }
-
-    #[inline(always)]
-    fn biased<S: Simd>(&self, sum: S::F, panel: usize) -> S::F {
-        let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
-        self.part.bias.map_or(sum, |bias| {
-            // SAFETY: there is a bias for each output feature.
-            S::add(sum, unsafe { S::load_head(bias.as_ptr().add(panel * LANES), lanes) })
-        })
     }
 }
 
@@ -175,9 +158,7 @@ impl<V: Values> OneRow<'_, V> {
             }
         }
         for (p, &sum) in sums.iter().enumerate() {
-            let (to, lanes) = self.0.place(0, panel + p);
-            // SAFETY: `linear_unrounded` has checked that the columns lie within `out`; no other chunk writes them.
-            unsafe { S::store_head(to, self.0.biased::<S>(sum, panel + p), lanes) };
+            self.0.out.put::<S>(panel + p, 0, sum);
         }
         P
     }
@@ -229,35 +210,8 @@ impl<V: Values> Kernel for Decode<'_, V> {
         let Block { chunk, panels, depth, weights, .. } = self.0;
         for (side, panel) in panels.clone().enumerate() {
             let to = weights.wrapping_add(side * DEPTH * LANES);
-            // SAFETY: the panel and the elements exist, and the buffer holds `DEPTH` vectors for each panel.
-            unsafe {
-                for group in depth.start / GROUP..depth.end / GROUP {
-                    let to = to.add((group * GROUP - depth.start) * LANES);
-                    self.half::<S, 0>(panel, group, to);
-                    self.half::<S, 1>(panel, group, to.add(HALF * LANES));
-                }
-                for k in depth.end / GROUP * GROUP..depth.end {
-                    S::store(to.add((k - depth.start) * LANES), V::one::<S>(chunk.part.matrix, panel, k));
-                }
-            }
-        }
-    }
-}
-
-impl<V: Values> Decode<'_, V> {
-    /// # Safety
-    /// Panel and group exist, and there is room for half a group at `to`.
-    #[inline(always)]
-    unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize, to: *mut f32) {
-        let w = self.0.chunk.part.matrix;
-        // SAFETY: the caller upholds the same contract.
-        unsafe {
-            let numbers = V::numbers::<S, H>(w, panel, group);
-            for step in 0..HALF / 4 {
-                for (i, value) in V::four::<S, H>(w, panel, group, step, numbers).into_iter().enumerate() {
-                    S::store(to.add((4 * step + i) * LANES), value);
-                }
-            }
+            // SAFETY: the panel exists, and the buffer holds `DEPTH` vectors for each panel.
+            unsafe { decode_columns::<V, S>(chunk.part.matrix, panel, depth.clone(), to) };
         }
     }
 }
@@ -308,8 +262,7 @@ impl BlockSums<'_> {
             if depth.start > 0 {
                 for (m, sums) in sums.iter_mut().enumerate() {
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        let (from, lanes) = chunk.place(row + m, panel + p);
-                        *sum = S::load_head(from, lanes);
+                        *sum = chunk.out.kept::<S>(panel + p, row + m);
                     }
                 }
             }
@@ -326,10 +279,11 @@ impl BlockSums<'_> {
             }
             for (m, sums) in sums.iter().enumerate() {
                 for (p, &sum) in sums.iter().enumerate() {
-                    let is_complete = depth.end == width;
-                    let sum = if is_complete { chunk.biased::<S>(sum, panel + p) } else { sum };
-                    let (to, lanes) = chunk.place(row + m, panel + p);
-                    S::store_head(to, sum, lanes);
+                    if depth.end == width {
+                        chunk.out.put::<S>(panel + p, row + m, sum);
+                    } else {
+                        chunk.out.keep::<S>(panel + p, row + m, sum);
+                    }
                 }
             }
         }

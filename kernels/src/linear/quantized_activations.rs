@@ -7,6 +7,7 @@ use super::{
     chunk::PanelChunk,
     float,
     form::Packing,
+    out_panels::OutPanels,
     packings::{self, IntegerPacking},
     part::{LinearPart, OutPtr, blocks, check_parts, for_each_chunk},
     tile::PanelDot,
@@ -44,8 +45,8 @@ pub fn linear(
     let matrix_unit = isa.matrix_unit();
     let chunk = |panels, threads| panels_a_chunk(panels, rows, threads);
     for_each_chunk(pool, parts, chunk, |part, first, last| {
-        let out = &out;
-        isa.dispatch(PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride });
+        let out = OutPanels::of_part(&part, &out, stride);
+        isa.dispatch(PanelChunk { x, part, first, last, matrix_unit, out });
     });
 }
 
@@ -122,7 +123,7 @@ impl PanelChunk<'_> {
         // SAFETY: `linear` has checked that rows and panels exist.
         let sums = unsafe { T::dot::<S, M>(self.part.matrix, panel, self.x, row) };
         for (i, &sum) in sums.iter().enumerate() {
-            self.put::<S>(panel, row + i, sum);
+            self.out.put::<S>(panel, row + i, sum);
         }
         M
     }

@@ -29,7 +29,7 @@ use words::RoundedGradients;
 use super::{
     pack::PackedMatrix,
     part::{DecodeScratch, LinearPart, OutPtr, blocks, check_parts},
-    values::{HALF, Values, with_values},
+    values::{Values, decode_outputs, with_values},
 };
 use crate::{
     activations::GROUP,
@@ -192,70 +192,25 @@ impl<V: Values, G: Gradients> Kernel for Decode<'_, V, G> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let MatrixTile { outputs, inputs, .. } = self.0;
+        let MatrixTile { w, outputs, inputs, weights } = self.0;
         for panel in outputs.start / LANES..outputs.end.div_ceil(LANES) {
-            for group in inputs.start / GROUP..inputs.end / GROUP {
-                self.0.w.prefetch(panel + TALL / LANES, group * V::GROUP_BYTES, V::GROUP_BYTES);
-                // SAFETY: panel and group exist and lie in the tile.
-                unsafe {
-                    self.half::<S, 0>(panel, group);
-                    self.half::<S, 1>(panel, group);
+            let to = weights.wrapping_add((panel * LANES - outputs.start) * WIDE);
+            for sixteen in blocks(inputs.clone(), LANES) {
+                if sixteen.start.is_multiple_of(GROUP) {
+                    let group = sixteen.start / GROUP;
+                    w.prefetch(panel + TALL / LANES, group * V::GROUP_BYTES, V::GROUP_BYTES);
                 }
-            }
-            for inputs in blocks(inputs.end / GROUP * GROUP..inputs.end, LANES) {
                 // SAFETY: panel and inputs exist and lie in the tile.
-                unsafe { self.rest::<S>(panel, inputs) };
+                unsafe {
+                    let outputs = decode_outputs::<V, S>(w, panel, sixteen.start);
+                    for (o, inputs) in outputs.into_iter().enumerate() {
+                        S::store(to.add(o * WIDE + sixteen.start - self.0.inputs.start), inputs);
+                    }
+                }
             }
         }
         // SAFETY: the tile holds the values of these outputs and vectors.
         unsafe { G::pack::<S>(self.0.weights, outputs.len(), self.0.vectors()) };
-    }
-}
-
-impl<V: Values, G> Decode<'_, V, G> {
-    /// # Safety
-    /// Panel and group exist and lie in the tile.
-    #[inline(always)]
-    unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize) {
-        let mut values = [S::splat(0.0); LANES];
-        // SAFETY: the caller upholds the same contract.
-        unsafe {
-            let numbers = V::numbers::<S, H>(self.0.w, panel, group);
-            for (step, four) in values.as_chunks_mut().0.iter_mut().enumerate() {
-                *four = V::four::<S, H>(self.0.w, panel, group, step, numbers);
-            }
-            self.put::<S>(panel, group * GROUP + H * HALF, values);
-        }
-    }
-
-    /// Decodes the inputs of an incomplete group, with zeros after them.
-    ///
-    /// # Safety
-    /// Panel and inputs exist and lie in the tile.
-    #[inline(always)]
-    unsafe fn rest<S: Simd>(&self, panel: usize, inputs: Range<usize>) {
-        let mut values = [S::splat(0.0); LANES];
-        // SAFETY: the caller upholds the same contract.
-        unsafe {
-            for (value, k) in values.iter_mut().zip(inputs.clone()) {
-                *value = V::one::<S>(self.0.w, panel, k);
-            }
-            self.put::<S>(panel, inputs.start, values);
-        }
-    }
-
-    /// Stores sixteen inputs, from `k` on, of the sixteen outputs of `panel`.
-    ///
-    /// # Safety
-    /// Inputs and outputs lie in the tile.
-    #[inline(always)]
-    unsafe fn put<S: Simd>(&self, panel: usize, k: usize, values: [S::F; LANES]) {
-        let MatrixTile { outputs, inputs, weights, .. } = self.0;
-        let (o, k) = (panel * LANES - outputs.start, k - inputs.start);
-        for (i, inputs) in S::transpose(values).into_iter().enumerate() {
-            // SAFETY: the caller upholds this function's contract.
-            unsafe { S::store(weights.add((o + i) * WIDE + k), inputs) };
-        }
     }
 }
 

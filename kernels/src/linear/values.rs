@@ -12,7 +12,7 @@
 //! from a 64-byte step, and decoded sixteen elements ("half a group") at a time: all packings share scales
 //! among 16 or more.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::pack::PackedMatrix;
 use crate::{
@@ -246,6 +246,84 @@ impl<B: Bits, N: GroupScales> Values for Integers<B, N> {
     unsafe fn one<S: Simd>(_: &PackedMatrix, _: usize, _: usize) -> S::F {
         unreachable!("rows of integers are whole groups")
     }
+}
+
+/// Decodes half `H` of a group of a panel, one vector per column.
+///
+/// # Safety
+/// The panel has all elements of the group.
+#[inline(always)]
+unsafe fn decode_half<V: Values, S: Simd, const H: usize>(
+    w: &PackedMatrix,
+    panel: usize,
+    group: usize,
+) -> [S::F; HALF] {
+    let mut values = [S::splat(0.0); HALF];
+    // SAFETY: the caller upholds the same contract.
+    unsafe {
+        let numbers = V::numbers::<S, H>(w, panel, group);
+        for (step, four) in values.as_chunks_mut().0.iter_mut().enumerate() {
+            *four = V::four::<S, H>(w, panel, group, step, numbers);
+        }
+    }
+    values
+}
+
+/// Decodes columns of a panel from the start of a group on, one vector per column. Columns beyond the end of
+/// a row are zeros.
+///
+/// # Safety
+/// The panel exists, and `to` has room for the vectors.
+#[inline(always)]
+pub(super) unsafe fn decode_columns<V: Values, S: Simd>(
+    w: &PackedMatrix,
+    panel: usize,
+    columns: Range<usize>,
+    to: *mut f32,
+) {
+    let whole = columns.end.min(w.columns()) / GROUP;
+    let at = |k: usize| to.wrapping_add((k - columns.start) * LANES);
+    // SAFETY: the caller upholds this function's contract, and the groups are whole.
+    unsafe {
+        for group in columns.start / GROUP..whole {
+            for (i, value) in decode_half::<V, S, 0>(w, panel, group).into_iter().enumerate() {
+                S::store(at(group * GROUP + i), value);
+            }
+            for (i, value) in decode_half::<V, S, 1>(w, panel, group).into_iter().enumerate() {
+                S::store(at(group * GROUP + HALF + i), value);
+            }
+        }
+        for k in columns.start.max(whole * GROUP)..columns.end {
+            let value = if k < w.columns() { V::one::<S>(w, panel, k) } else { S::splat(0.0) };
+            S::store(at(k), value);
+        }
+    }
+}
+
+/// Decodes sixteen columns of a panel from `first` on, a multiple of sixteen: one vector per *output*. Columns
+/// beyond the end of a row are zeros.
+///
+/// # Safety
+/// The panel exists.
+#[inline(always)]
+pub(super) unsafe fn decode_outputs<V: Values, S: Simd>(
+    w: &PackedMatrix,
+    panel: usize,
+    first: usize,
+) -> [S::F; LANES] {
+    const { assert!(HALF == LANES) };
+    let (group, is_whole) = (first / GROUP, first / GROUP < w.columns() / GROUP);
+    // SAFETY: the caller upholds this function's contract; the element exists.
+    S::transpose(unsafe {
+        match first % GROUP {
+            0 if is_whole => decode_half::<V, S, 0>(w, panel, group),
+            _ if is_whole => decode_half::<V, S, 1>(w, panel, group),
+            _ => std::array::from_fn(|i| {
+                let k = first + i;
+                if k < w.columns() { V::one::<S>(w, panel, k) } else { S::splat(0.0) }
+            }),
+        }
+    })
 }
 
 /// Evaluates an expression with the alias `V` for the [`Values`] of a packing.

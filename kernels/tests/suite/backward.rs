@@ -220,22 +220,20 @@ fn the_gradient_of_attention_is_what_attention_changes_by() {
             let limits = AttentionLimits { window, cap };
             let sinks = if has_sinks { &[0.5, -1.0, 3.0, -60.0][..heads] } else { &[] };
             let random = &mut random((heads * tokens) as u64);
-            let qkv = floats(random, tokens * layout.stride());
-            let g = floats(random, tokens * heads * head_dim);
+            let mut rounded = |len| floats(random, len).iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
+            let [qkv, g]: [Vec<f32>; 2] =
+                [tokens * layout.stride(), tokens * heads * head_dim].map(&mut rounded);
             let sequences = [SequenceRows { first: 0, count: tokens }];
             let wanted = differences(&qkv, &g, |x| attend(x, layout, limits, sinks));
             let out = attended(&qkv, layout, limits, sinks, &sequences);
-            let precision = KvPrecision::F32;
-            let from = AttentionInputs { qkv: &qkv, layout, precision, limits, sinks, out: &out };
-            for isa in Isa::available() {
-                let mut gradient = vec![f32::NAN; qkv.len()];
-                attention_gradient(&mut pool(2), isa, from, &sequences, &g, &mut gradient);
-                assert_close(
-                    &gradient,
-                    &wanted,
-                    2e-5,
-                    &format!("{isa:?}, {layout:?}, {limits:?}, {sinks:?}, {tokens}"),
-                );
+            for (precision, tolerance) in [(KvPrecision::F32, 2e-5), (KvPrecision::Bf16, 1e-2)] {
+                let from = AttentionInputs { qkv: &qkv, layout, precision, limits, sinks, out: &out };
+                for isa in Isa::available() {
+                    let mut gradient = vec![f32::NAN; qkv.len()];
+                    attention_gradient(&mut pool(2), isa, from, &sequences, &g, &mut gradient);
+                    let what = format!("{isa:?}, {precision:?}, {layout:?}, {limits:?}, {sinks:?}, {tokens}");
+                    assert_close(&gradient, &wanted, tolerance, &what);
+                }
             }
         }
     }
@@ -255,21 +253,26 @@ fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
     });
     let sinks: &[f32] = &[0.5, -1.0, 3.0, -60.0];
     let out = attended(&qkv, layout, limits, sinks, &sequences);
-    let gradient = |threads: usize, rows: std::ops::Range<usize>, sequences: &[SequenceRows]| {
-        let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
-        let (qkv, g, out) = (part(&qkv, layout.stride()), part(&g, 32), part(&out, 32));
-        let precision = KvPrecision::F16;
-        let from = AttentionInputs { qkv: &qkv, layout, precision, limits, sinks, out: &out };
-        let mut gradient = vec![0.0; qkv.len()];
-        attention_gradient(&mut pool(threads), Isa::best(), from, sequences, &g, &mut gradient);
-        gradient
-    };
-    let all = gradient(1, 0..rows, &sequences);
-    assert_eq!(bits(&all), bits(&gradient(2, 0..rows, &sequences)));
-    for of in sequences {
-        let alone = gradient(2, of.first..of.first + of.count, &[SequenceRows { first: 0, count: of.count }]);
-        let stride = layout.stride();
-        assert_eq!(bits(&alone), bits(&all[of.first * stride..(of.first + of.count) * stride]));
+    for precision in [KvPrecision::F16, KvPrecision::Bf16] {
+        let gradient = |isa: Isa, threads: usize, rows: std::ops::Range<usize>, of: &[SequenceRows]| {
+            let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
+            let (qkv, g, out) = (part(&qkv, layout.stride()), part(&g, 32), part(&out, 32));
+            let from = AttentionInputs { qkv: &qkv, layout, precision, limits, sinks, out: &out };
+            let mut gradient = vec![0.0; qkv.len()];
+            attention_gradient(&mut pool(threads), isa, from, of, &g, &mut gradient);
+            gradient
+        };
+        let all = gradient(Isa::best(), 1, 0..rows, &sequences);
+        // Each set that fuses multiply and add gives the same bits, the matrix unit included.
+        for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Portable) {
+            assert_eq!(bits(&all), bits(&gradient(isa, 2, 0..rows, &sequences)), "{isa:?}, {precision:?}");
+        }
+        for of in sequences {
+            let rows = of.first..of.first + of.count;
+            let alone = gradient(Isa::best(), 2, rows, &[SequenceRows { first: 0, count: of.count }]);
+            let stride = layout.stride();
+            assert_eq!(bits(&alone), bits(&all[of.first * stride..(of.first + of.count) * stride]));
+        }
     }
 }
 
@@ -297,7 +300,7 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
     };
     // In bf16 queries are rounded too.
     let in_bf16: Vec<f32> = qkv.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
-    let of_bf16 = gradient(&in_bf16, KvPrecision::F32);
+    let of_bf16 = gradient(&in_bf16, KvPrecision::Bf16);
     assert_eq!(bits(&gradient(&qkv, KvPrecision::Bf16)), bits(&of_bf16));
     let of_kept = gradient(&kept, KvPrecision::F32);
     assert_eq!(bits(&gradient(&qkv, KvPrecision::Int8)), bits(&of_kept));

@@ -1,9 +1,10 @@
 //! The gradient at the inputs of linear layers: against the plain product with the transposed values, against
 //! the forward product, and bitwise equal in other batches and on other threads.
 
+use half::bf16;
 use kernels::{
-    ActivationForms, Isa, LinearPart, PackedMatrix, SumFrom, TensorType, ThreadPool, linear_transposed,
-    linear_transposed_rounded, linear_unrounded, reference,
+    ActivationForms, Activations, Isa, LinearPart, PackedMatrix, SumFrom, TensorType, ThreadPool,
+    linear_transposed, linear_transposed_bf16, linear_transposed_rounded, linear_unrounded, reference,
 };
 use proptest::{collection, prelude::*, sample};
 
@@ -19,15 +20,39 @@ const TOLERANCE: f64 = 1e-6;
 /// Error of products of 14-bit and 13-bit numbers, each relative to the largest of its tile.
 const ROUNDED_TOLERANCE: f64 = 4e-4;
 
+/// Error of products of two numbers that are rounded to 8 bits.
+const BF16_TOLERANCE: f64 = 8e-3;
+
 /// Error of sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
 const HEAD_TOLERANCE: f64 = 1.5e-6;
 
 type TransposedProduct =
     fn(&mut ThreadPool, Isa, &[f32], usize, usize, &[LinearPart<'_>], SumFrom, &mut [f32]);
 
-/// Both products, and their maximum errors.
-const BOTH: [(TransposedProduct, f64); 2] =
-    [(linear_transposed, TOLERANCE), (linear_transposed_rounded, ROUNDED_TOLERANCE)];
+/// All products, and their maximum errors.
+const ALL: [(TransposedProduct, f64); 3] = [
+    (linear_transposed, TOLERANCE),
+    (linear_transposed_rounded, ROUNDED_TOLERANCE),
+    (transposed_bf16, BF16_TOLERANCE),
+];
+
+/// Calls [`linear_transposed_bf16`] with rows of gradients.
+#[allow(clippy::too_many_arguments, reason = "the arguments of the other products")]
+pub(crate) fn transposed_bf16(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    g: &[f32],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    from: SumFrom,
+    out: &mut [f32],
+) {
+    let mut gradients = Activations::default();
+    gradients.reshape(rows, stride);
+    gradients.values_mut().copy_from_slice(&g[..rows * stride]);
+    linear_transposed_bf16(pool, isa, &mut gradients, parts, from, out);
+}
 
 fn run(layers: &SharedInputLayers, pool: &mut ThreadPool, isa: Isa, g: &[f32]) -> Vec<f32> {
     run_by(linear_transposed, layers, pool, isa, g)
@@ -87,7 +112,7 @@ proptest! {
         let layers = SharedInputLayers::random(&shapes, width_for(&shapes, step), seed);
         let g = floats(&mut random(!seed), rows * layers.stride);
         for isa in Isa::available() {
-            for (product, tolerance) in BOTH {
+            for (product, tolerance) in ALL {
                 let out = run_by(product, &layers, &mut pool(1), isa, &g);
                 judge(&layers, &g, &out, tolerance, &format!("{isa:?}, within {tolerance}"));
             }
@@ -104,9 +129,11 @@ fn each_type_gives_gradients_of_any_width_its_blocks_allow_for_hundreds_of_rows(
             let layers = SharedInputLayers::random(&[(kind, 37), (kind, 130)], width, step as u64);
             let g = floats(&mut random(7), 300 * layers.stride);
             for isa in Isa::available() {
-                for rows in [1, 2, 300] {
+                // Without instructions for it a fused multiply-add takes a hundred times as long.
+                let most = if isa == Isa::Portable { 40 } else { 300 };
+                for rows in [1, 2, most] {
                     let g = &g[..rows * layers.stride];
-                    for (product, tolerance) in BOTH {
+                    for (product, tolerance) in ALL {
                         let out = run_by(product, &layers, &mut pool(2), isa, g);
                         judge(&layers, g, &out, tolerance, &format!("{isa:?}, width {width}"));
                     }
@@ -121,7 +148,7 @@ fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
     let layers = one_of_each();
     let g = floats(&mut random(12), 300 * layers.stride);
     let pools = &mut [pool(1), pool(2), pool(3)];
-    for (isa, (product, _)) in Isa::available().into_iter().flat_map(|isa| BOTH.map(|both| (isa, both))) {
+    for (isa, (product, _)) in Isa::available().into_iter().flat_map(|isa| ALL.map(|all| (isa, all))) {
         let alone: Vec<Vec<u32>> = g
             .chunks(layers.stride)
             .map(|row| bits(&run_by(product, &layers, &mut pools[0], isa, row)))
@@ -142,9 +169,73 @@ fn rounding_has_the_same_bits_on_every_set() {
     let layers = one_of_each();
     let g = floats(&mut random(8), 40 * layers.stride);
     let sets = Isa::available();
-    let run = |&isa: &Isa| bits(&run_by(linear_transposed_rounded, &layers, &mut pool(2), isa, &g));
-    let results: Vec<_> = sets.iter().map(run).collect();
-    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{sets:?}");
+    for product in [linear_transposed_rounded, transposed_bf16] {
+        let run = |&isa: &Isa| bits(&run_by(product, &layers, &mut pool(2), isa, &g));
+        let results: Vec<_> = sets.iter().map(run).collect();
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{sets:?}");
+    }
+}
+
+/// The gradients by the words of `linear/bf16.rs`: groups of 32 outputs of each part, then the next part.
+fn bf16_gradients(parts: &[(TensorType, LinearPart<'_>)], stride: usize, g: &[f32]) -> Vec<f32> {
+    let width = parts[0].1.matrix.columns();
+    let (mut rows, mut inputs) = (vec![Vec::new(); g.len() / stride], vec![Vec::new(); width]);
+    for (kind, part) in parts {
+        let outputs = part.matrix.rows();
+        let end = inputs[0].len() + outputs.next_multiple_of(32);
+        let mut weights = vec![0.0; width];
+        for o in 0..outputs {
+            part.matrix.read_row(o, &mut weights);
+            let half_up = |w: f32| f32::from_bits((w.to_bits() + 0x8000) & 0xffff_0000);
+            let value = |w| if *kind == TensorType::Bf16 { w } else { half_up(w) };
+            inputs.iter_mut().zip(&weights).for_each(|(input, &w)| input.push(value(w)));
+        }
+        for (row, g) in rows.iter_mut().zip(g.chunks_exact(stride)) {
+            row.extend(g[part.column..][..outputs].iter().map(|&g| bf16::from_f32(g).to_f32()));
+        }
+        inputs.iter_mut().chain(&mut rows).for_each(|column| column.resize(end, 0.0));
+    }
+    rows.iter().flat_map(|row| inputs.iter().map(|input| reference::linear_bf16(row, input))).collect()
+}
+
+#[test]
+fn gradients_in_bf16_have_the_bits_of_the_plain_sums() {
+    for kind in TYPES {
+        for (step, outputs) in [(1, [64, 32]), (2, [37, 16]), (3, [160, 49])] {
+            let shapes = outputs.map(|outputs| (kind, outputs));
+            let layers = SharedInputLayers::random(&shapes, width_for(&shapes, step), step as u64);
+            let g = floats(&mut random(41), 70 * layers.stride);
+            let parts: Vec<_> = layers.parts.iter().map(|part| (part.kind, part.as_linear_part())).collect();
+            let wanted = bits(&bf16_gradients(&parts, layers.stride, &g));
+            for (isa, rows) in Isa::available().into_iter().flat_map(|isa| [1, 16, 33, 70].map(|r| (isa, r)))
+            {
+                let got = run_by(transposed_bf16, &layers, &mut pool(2), isa, &g[..rows * layers.stride]);
+                let is_same = bits(&got) == wanted[..rows * layers.width];
+                assert!(is_same, "{kind:?} on {isa:?}, {rows} rows, {outputs:?} outputs");
+            }
+        }
+    }
+}
+
+/// Sixty-six tiles of rows, and more groups of outputs than one span has, without gaps between the parts.
+#[test]
+fn gradients_of_many_rows_and_outputs_have_the_bits_of_the_plain_sums() {
+    let layers = SharedInputLayers::random(&[(TensorType::Q4_1, 608), (TensorType::Bf16, 637)], 96, 5);
+    let (stride, rows) = (608 + 637, 1045);
+    let mut column = 0;
+    let mut parts = Vec::new();
+    for part in &layers.parts {
+        parts.push((part.kind, LinearPart { column, ..part.as_linear_part() }));
+        column += part.matrix.rows();
+    }
+    let g = floats(&mut random(42), rows * stride);
+    let wanted = bits(&bf16_gradients(&parts, stride, &g));
+    let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+    for isa in Isa::available() {
+        let mut out = vec![UNTOUCHED; rows * layers.width];
+        transposed_bf16(&mut pool(2), isa, &g, rows, stride, &parts, SumFrom::Zero, &mut out);
+        assert!(bits(&out) == wanted, "{isa:?}");
+    }
 }
 
 #[test]
@@ -252,7 +343,7 @@ fn sets_that_fuse_multiply_and_add_give_the_same_bits() {
     let layers = one_of_each();
     let g = floats(&mut random(18), 11 * layers.stride);
     let fused: Vec<Isa> = Isa::available().into_iter().filter(|&isa| isa != Isa::Portable).collect();
-    for (product, _) in BOTH {
+    for (product, _) in ALL {
         let results: Vec<_> =
             fused.iter().map(|&isa| bits(&run_by(product, &layers, &mut pool(1), isa, &g))).collect();
         assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{fused:?}");
@@ -273,7 +364,7 @@ fn what_lies_between_the_parts_and_in_spoilt_rows_enters_no_other_gradient() {
     for (i, g) in spoilt.iter_mut().enumerate().filter(|(i, _)| !is_gradient[i % stride]) {
         *g = if i % 2 == 0 { f32::NAN } else { f32::INFINITY };
     }
-    for (isa, (product, _)) in Isa::available().into_iter().flat_map(|isa| BOTH.map(|both| (isa, both))) {
+    for (isa, (product, _)) in Isa::available().into_iter().flat_map(|isa| ALL.map(|all| (isa, all))) {
         let pool = &mut pool(2);
         let [clean, spoilt] = [&clean, &spoilt].map(|g| run_by(product, &layers, pool, isa, g));
         for (row, (clean, spoilt)) in clean.chunks(layers.width).zip(spoilt.chunks(layers.width)).enumerate()

@@ -9,7 +9,10 @@ use kernels::{
     linear_transposed_rounded, linear_unrounded,
 };
 
-use crate::support::{self, TYPES, activations, bits, floats, pool, random};
+use crate::{
+    linear_transposed::transposed_bf16,
+    support::{self, TYPES, activations, bits, floats, pool, random},
+};
 
 const ROWS: usize = 200;
 const WIDTH: usize = 256;
@@ -61,7 +64,7 @@ fn pieces_that_were_packed_apart_give_the_bits_of_the_whole() {
             assert_eq!(bits(&out), bits(&wanted), "{kind:?}, {rows} rows");
         }
         let g = floats(&mut random(2), 3 * ROWS);
-        for product in [linear_transposed, linear_transposed_rounded] {
+        for product in [linear_transposed, linear_transposed_rounded, transposed_bf16] {
             let (mut wanted, mut out) = (vec![9.0; 3 * WIDTH], vec![9.0; 3 * WIDTH]);
             product(pool, isa, &g, 3, ROWS, &[part(&whole, 0)], SumFrom::Zero, &mut wanted);
             for (first, piece) in &pieces {

@@ -9,13 +9,14 @@
 
 use std::{marker::PhantomData, ops::Range};
 
+use super::Chunk;
 use crate::{
-    activations::{GROUP, SIDE as TILE_SIDE},
+    activations::GROUP,
     linear::{
-        chunk::PanelChunk,
-        form::Packing,
+        pack::PackedMatrix,
         part::{DecodeScratch, blocks},
-        values::{HALF, Values, with_values},
+        transposed::SumFrom,
+        values::{Values, decode_columns, with_values},
     },
     simd::{Kernel, LANES, Simd},
 };
@@ -27,10 +28,45 @@ const SIDE: usize = 4;
 /// Rows per decoding of the weights.
 const ROW_BLOCK: usize = 64;
 
-/// Panels of one part, for all rows.
-pub(super) struct VectorChunk<'a>(pub(super) PanelChunk<'a>);
+/// Weights whose values are decoded to floats.
+pub(super) trait DecodedWeights: Copy {
+    /// Decodes `columns`, whole groups, of a panel to one vector per column; missing columns are zeros.
+    ///
+    /// # Safety
+    /// The panel exists, and `to` has room for the vectors.
+    unsafe fn decode<S: Simd>(self, panel: usize, columns: Range<usize>, to: *mut f32);
+}
 
-impl Kernel for VectorChunk<'_> {
+impl DecodedWeights for &PackedMatrix {
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(self, panel: usize, columns: Range<usize>, to: *mut f32) {
+        with_values!(self.packing(), V => {
+            S::call(DecodePanel::<V> { w: self, panel, columns, to, values: PhantomData });
+        });
+    }
+}
+
+struct DecodePanel<'a, V> {
+    w: &'a PackedMatrix,
+    panel: usize,
+    columns: Range<usize>,
+    to: *mut f32,
+    values: PhantomData<V>,
+}
+
+impl<V: Values> Kernel for DecodePanel<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        // SAFETY: the caller of `decode` guarantees panel and room.
+        unsafe { decode_columns::<V, S>(self.w, self.panel, self.columns, self.to) };
+    }
+}
+
+pub(super) struct VectorChunk<'a, W>(pub(super) Chunk<'a, W>);
+
+impl<W: DecodedWeights> Kernel for VectorChunk<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -47,17 +83,15 @@ impl Kernel for VectorChunk<'_> {
             of_panels: [Magnitudes::NONE; SIDE],
             of_rows: [Magnitudes::NONE; ROW_BLOCK],
         };
-        let columns = self.0.x.tile_groups() * GROUP;
+        let columns = self.0.x.groups() * GROUP;
         for rows in blocks(0..self.0.x.rows(), ROW_BLOCK) {
             block.rows = rows;
             for depth in blocks(0..columns, DEPTH) {
                 block.depth = depth;
                 S::call(DecodeRows(&mut block));
-                for panels in blocks(self.0.first..self.0.last, SIDE) {
+                for panels in blocks(self.0.panels.clone(), SIDE) {
                     block.panels = panels;
-                    with_values!(self.0.part.matrix.packing(), V => {
-                        S::call(DecodePanels::<V>(&mut block, PhantomData));
-                    });
+                    block.decode_panels::<S>();
                     S::call(BlockSums(&block));
                 }
             }
@@ -85,8 +119,8 @@ impl Magnitudes {
 }
 
 /// Sums of `rows` with `panels` over the columns `depth`.
-struct Block<'a> {
-    chunk: &'a PanelChunk<'a>,
+struct Block<'a, W> {
+    chunk: &'a Chunk<'a, W>,
     rows: Range<usize>,
     panels: Range<usize>,
     depth: Range<usize>,
@@ -98,18 +132,17 @@ struct Block<'a> {
     of_rows: [Magnitudes; ROW_BLOCK],
 }
 
-/// Rounds `len` values half up to bf16 if they `are_wide`, replaces denormals by zeros, and measures them.
+/// Rounds `len` values half up to bf16, replaces denormals by zeros, and measures them.
 // Integers, which the compiler turns into vectors.
 #[inline(always)]
-unsafe fn round_in_place(values: *mut f32, len: usize, are_wide: bool) -> Magnitudes {
-    let half = if are_wide { 0x8000 } else { 0 };
+unsafe fn round_in_place(values: *mut f32, len: usize) -> Magnitudes {
     let (mut smallest, mut largest) = (u32::MAX, 0);
     let mut i = 0;
     while i < len {
         // SAFETY: the caller guarantees the values.
         let value = unsafe { &mut *values.add(i).cast::<u32>() };
         let (sign, magnitude) = (*value & 0x8000_0000, *value & 0x7fff_ffff);
-        let rounded = if magnitude > 0x7f80_0000 { 0x7fc0_0000 } else { (magnitude + half) & 0xffff_0000 };
+        let rounded = if magnitude > 0x7f80_0000 { 0x7fc0_0000 } else { (magnitude + 0x8000) & 0xffff_0000 };
         let magnitude = if rounded < 0x0080_0000 { 0 } else { rounded };
         *value = sign | magnitude;
         // Zero becomes the largest number.
@@ -121,84 +154,60 @@ unsafe fn round_in_place(values: *mut f32, len: usize, are_wide: bool) -> Magnit
     Magnitudes { smallest: smallest.saturating_add(1), largest }
 }
 
-struct DecodeRows<'a, 'b>(&'a mut Block<'b>);
+struct DecodeRows<'a, 'b, W>(&'a mut Block<'b, W>);
 
-impl Kernel for DecodeRows<'_, '_> {
+impl<W> Kernel for DecodeRows<'_, '_, W> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let block = self.0;
         let x = block.chunk.x;
-        let (groups, tile_rows) = (x.tile_groups(), x.tile_rows());
         for (i, row) in block.rows.clone().enumerate() {
             let to = block.activations.wrapping_add(i * DEPTH);
-            let first = row / TILE_SIDE * groups * tile_rows + row % TILE_SIDE;
             for group in block.depth.start / GROUP..block.depth.end / GROUP {
-                let from = &x.tiles[first + group * tile_rows].0;
                 let at = group * GROUP - block.depth.start;
-                for (k, &bits) in from.iter().enumerate() {
+                for (k, &bits) in x.row(row, group).iter().enumerate() {
                     // SAFETY: there is room for `DEPTH` columns of each row.
                     unsafe { to.add(at + k).write(f32::from_bits(u32::from(bits) << 16)) };
                 }
             }
             // SAFETY: these columns were just written.
-            block.of_rows[i] = unsafe { round_in_place(to, block.depth.len(), false) };
+            block.of_rows[i] = unsafe { round_in_place(to, block.depth.len()) };
         }
     }
 }
 
-struct DecodePanels<'a, 'b, V>(&'a mut Block<'b>, PhantomData<V>);
+impl<W: DecodedWeights> Block<'_, W> {
+    #[inline(always)]
+    fn decode_panels<S: Simd>(&mut self) {
+        for (side, panel) in self.panels.clone().enumerate() {
+            let to = self.weights.wrapping_add(side * DEPTH * LANES);
+            // SAFETY: the panel exists, and the buffer holds `DEPTH` vectors for each panel.
+            unsafe { self.chunk.weights.decode::<S>(panel, self.depth.clone(), to) };
+            self.of_panels[side] = S::call(RoundPanel { values: to, len: self.depth.len() * LANES });
+        }
+    }
+}
 
-impl<V: Values> Kernel for DecodePanels<'_, '_, V> {
-    type Output = ();
+struct RoundPanel {
+    values: *mut f32,
+    len: usize,
+}
+
+impl Kernel for RoundPanel {
+    type Output = Magnitudes;
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        let w = self.0.chunk.part.matrix;
-        let (depth, width) = (self.0.depth.clone(), w.columns());
-        for (side, panel) in self.0.panels.clone().enumerate() {
-            let to = self.0.weights.wrapping_add(side * DEPTH * LANES);
-            // SAFETY: the panel and the columns exist, and the buffer holds `DEPTH` vectors for each panel.
-            unsafe {
-                let whole = depth.end.min(width / GROUP * GROUP);
-                for group in depth.start / GROUP..whole / GROUP {
-                    let to = to.add((group * GROUP - depth.start) * LANES);
-                    self.half::<S, 0>(panel, group, to);
-                    self.half::<S, 1>(panel, group, to.add(HALF * LANES));
-                }
-                for k in depth.start.max(whole)..depth.end {
-                    let value = if k < width { V::one::<S>(w, panel, k) } else { S::splat(0.0) };
-                    S::store(to.add((k - depth.start) * LANES), value);
-                }
-                let are_wide = w.packing() != Packing::Bf16;
-                self.0.of_panels[side] = round_in_place(to, depth.len() * LANES, are_wide);
-            }
-        }
+    fn run<S: Simd>(self) -> Magnitudes {
+        // SAFETY: the block has just decoded these values.
+        unsafe { round_in_place(self.values, self.len) }
     }
 }
 
-impl<V: Values> DecodePanels<'_, '_, V> {
-    /// # Safety
-    /// Panel and group exist, and there is room for half a group at `to`.
-    #[inline(always)]
-    unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize, to: *mut f32) {
-        let w = self.0.chunk.part.matrix;
-        // SAFETY: the caller upholds the same contract.
-        unsafe {
-            let numbers = V::numbers::<S, H>(w, panel, group);
-            for step in 0..HALF / 4 {
-                for (i, value) in V::four::<S, H>(w, panel, group, step, numbers).into_iter().enumerate() {
-                    S::store(to.add((4 * step + i) * LANES), value);
-                }
-            }
-        }
-    }
-}
+struct BlockSums<'a, 'b, W>(&'a Block<'b, W>);
 
-struct BlockSums<'a, 'b>(&'a Block<'b>);
-
-impl Kernel for BlockSums<'_, '_> {
+impl<W> Kernel for BlockSums<'_, '_, W> {
     type Output = ();
 
     // Eight chains of sums or more hide the latency of additions, as far as the registers allow.
@@ -219,7 +228,7 @@ impl Kernel for BlockSums<'_, '_> {
     }
 }
 
-impl BlockSums<'_, '_> {
+impl<W> BlockSums<'_, '_, W> {
     #[inline(always)]
     fn panels<S: Simd, const M: usize, const P: usize>(&self, row: usize) -> usize {
         let panels = self.0.panels.len();
@@ -259,10 +268,10 @@ impl BlockSums<'_, '_> {
         let mut sums = [[S::splat(0.0); P]; M];
         // SAFETY: rows, panels and columns exist; the outputs lie within `out`, and no other chunk uses them.
         unsafe {
-            if depth.start > 0 {
+            if depth.start > 0 || chunk.from == SumFrom::Out {
                 for (m, sums) in sums.iter_mut().enumerate() {
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        *sum = chunk.kept::<S>(panel + p, row + m);
+                        *sum = chunk.out.kept::<S>(panel + p, row + m);
                     }
                 }
             }
@@ -281,13 +290,13 @@ impl BlockSums<'_, '_> {
                     }
                 }
             }
-            let is_complete = depth.end == chunk.x.tile_groups() * GROUP;
+            let is_complete = depth.end == chunk.x.groups() * GROUP;
             for (m, sums) in sums.iter().enumerate() {
                 for (p, &sum) in sums.iter().enumerate() {
                     if is_complete {
-                        chunk.put::<S>(panel + p, row + m, sum);
+                        chunk.out.put::<S>(panel + p, row + m, sum);
                     } else {
-                        chunk.keep::<S>(panel + p, row + m, sum);
+                        chunk.out.keep::<S>(panel + p, row + m, sum);
                     }
                 }
             }

@@ -233,6 +233,18 @@ pub(crate) unsafe fn eight_zero<const STEPS: usize>(
     });
 }
 
+/// Unpacks a group of 8-bit codes with the zero point 128 and a scale for each half.
+///
+/// # Safety
+/// `codes` has 512 bytes, `scales` 32 numbers, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn eight_halves(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        eight_zero::<4>(codes, scales, unit, to);
+        eight_zero::<4>(codes.add(256), scales.add(LANES), unit, to.add(512));
+    });
+}
+
 /// Unpacks a group of 8-bit codes with a minimum.
 ///
 /// # Safety
@@ -263,4 +275,62 @@ pub(crate) unsafe fn floats(even: __m512, odd: __m512, to: *mut u8) {
         let (even, odd) = if is_any_nan { (plain(even), plain(odd)) } else { (even, odd) };
         store(to, pair(even, odd));
     });
+}
+
+/// Transposes `P` halves of a tile of sixteen pairs of columns by sixteen outputs. Half `h` of the columns gives
+/// eight rows of tile `h` at `to`: pairs of outputs by sixteen columns.
+///
+/// # Safety
+/// `tile` is a tile, and `to` has room for eight rows of each of `P` tiles.
+#[inline(always)]
+pub(crate) unsafe fn transpose<const P: usize>(tile: *const u8, to: *mut u8) {
+    cpu!({
+        // Two pairs of columns of two outputs lie in 64 bits: `[a0 a1 b0 b1]` becomes `[a0 b0 a1 b1]`.
+        let swap = _mm512_set4_epi32(0x0f0e_0b0a, 0x0d0c_0908, 0x0706_0302, 0x0504_0100);
+        let mut half = 0;
+        while half < P {
+            let from = tile.add(half * 512);
+            let mut rows = [_mm512_setzero_si512(); 8];
+            let mut pair = 0;
+            while pair < 8 {
+                rows[pair] = _mm512_shuffle_epi8(_mm512_loadu_si512(from.add(pair * 64).cast()), swap);
+                pair += 1;
+            }
+            let columns = transpose_words(rows);
+            let mut row = 0;
+            while row < 8 {
+                store(to.add(half * 1024 + row * 64), columns[row]);
+                row += 1;
+            }
+            half += 1;
+        }
+    });
+}
+
+/// Transposes eight rows of eight words of 64 bits.
+// Without closures: the compiler would not inline intrinsics into a closure that it does not inline.
+#[inline(always)]
+fn transpose_words(v: [__m512i; 8]) -> [__m512i; 8] {
+    cpu!({
+        let [mut pairs, mut columns] = [[_mm512_setzero_si512(); 8]; 2];
+        let mut i = 0;
+        while i < 4 {
+            pairs[i] = _mm512_unpacklo_epi64(v[2 * i], v[2 * i + 1]);
+            pairs[4 + i] = _mm512_unpackhi_epi64(v[2 * i], v[2 * i + 1]);
+            i += 1;
+        }
+        // Quarters of two words: of the even columns, then of the odd ones.
+        let mut odd = 0;
+        while odd < 2 {
+            let [a, b, c, d] = [pairs[4 * odd], pairs[4 * odd + 1], pairs[4 * odd + 2], pairs[4 * odd + 3]];
+            let (first, second) = (_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0x44>(c, d));
+            columns[odd] = _mm512_shuffle_i64x2::<0x88>(first, second);
+            columns[2 + odd] = _mm512_shuffle_i64x2::<0xdd>(first, second);
+            let (third, fourth) = (_mm512_shuffle_i64x2::<0xee>(a, b), _mm512_shuffle_i64x2::<0xee>(c, d));
+            columns[4 + odd] = _mm512_shuffle_i64x2::<0x88>(third, fourth);
+            columns[6 + odd] = _mm512_shuffle_i64x2::<0xdd>(third, fourth);
+            odd += 1;
+        }
+        columns
+    })
 }

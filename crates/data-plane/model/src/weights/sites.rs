@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kernels::{
     ActivationForms, Activations, LinearPart, PackedMatrix, Rounding, SumFrom, linear, linear_bf16,
-    linear_transposed, linear_transposed_rounded, linear_unrounded,
+    linear_transposed, linear_transposed_bf16, linear_transposed_rounded, linear_unrounded,
 };
 
 use crate::{
@@ -133,6 +133,11 @@ pub(crate) fn evaluate(
     }
     let Compute { pool, isa } = compute;
     match call {
+        SiteCall { op: SiteOp::Backward, path: SitePath::Fast, .. }
+            if site.arithmetic == Arithmetic::Bf16 =>
+        {
+            linear_transposed_bf16(pool, *isa, x, parts, from, out);
+        }
         SiteCall { op: SiteOp::Backward, path: SitePath::Fast, .. } if !site.fast_is_linear => {
             linear_transposed_rounded(pool, *isa, x.values(), rows, inputs, parts, from, out);
         }
