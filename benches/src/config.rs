@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use model::precision::Precision;
 
 pub(crate) use self::name::Name;
 
@@ -47,6 +48,30 @@ impl FromStr for LinkSpeed {
     }
 }
 
+/// Precision of the base that trains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BasePrecision {
+    Mixed,
+    Bf16,
+}
+
+impl BasePrecision {
+    /// Name of the executor's option.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Mixed => "mixed",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    pub(crate) fn of_model(self) -> Precision {
+        match self {
+            Self::Mixed => Precision::Mixed,
+            Self::Bf16 => Precision::Bf16,
+        }
+    }
+}
+
 /// Measures Holobiont and llama.cpp side by side; prints one JSON object per line.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
@@ -80,6 +105,9 @@ pub(crate) struct Args {
     /// Folder that keeps the peer's requantized models between runs (default: the system's temporary folder).
     #[arg(long, value_name = "DIR")]
     requantized: Option<PathBuf>,
+    /// Precision of our base in `tune`, `tune-mixed` and the benchmarks of split clients.
+    #[arg(long, value_enum, default_value = "mixed")]
+    precision: BasePrecision,
     /// Compute threads of either side, and cores that all processes are confined to.
     #[arg(long, default_value = "2", value_name = "N")]
     threads: NonZeroUsize,
@@ -146,6 +174,7 @@ pub(crate) struct SuiteConfig {
     pub(crate) checkpoint: Option<PathBuf>,
     /// Folder that may not exist yet.
     pub(crate) requantized: PathBuf,
+    pub(crate) precision: BasePrecision,
     pub(crate) threads: usize,
     pub(crate) runs: usize,
     /// Length of one measurement of `hostile`, and of the rate of `push`, in seconds.
@@ -198,6 +227,7 @@ impl Args {
             vllm: self.vllm,
             checkpoint: self.checkpoint,
             requantized: self.requantized.unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
+            precision: self.precision,
             threads: self.threads.get(),
             runs: self.runs.get(),
             seconds: self.seconds.get(),

@@ -91,7 +91,8 @@ fn jobs_at_once(config: &SuiteConfig, bench: &TrainerBench) -> Result<Vec<Compar
     }
     let row = |case: String, unit, better, target, figure: fn(&Trained) -> f64| -> Result<Comparison> {
         let samples = Samples::of(&one, figure)?;
-        let rival = PeerSamples { name: "one job".to_owned(), format: "Q4_1".to_owned(), samples };
+        let rival =
+            PeerSamples { name: "one job".to_owned(), format: config.precision.name().to_owned(), samples };
         Ok(Comparison {
             bench: BENCH,
             case,
@@ -130,7 +131,7 @@ fn jobs_at_once(config: &SuiteConfig, bench: &TrainerBench) -> Result<Vec<Compar
 /// Compares a job that calls the executor's layers with one in the process that owns the weights, on the same
 /// cores.
 fn split(config: &SuiteConfig, bench: &TrainerBench, cores: &Cores) -> Result<Comparison> {
-    let mut inside = InProcessJob::new(&config.model, cores).context("no job inside")?;
+    let mut inside = InProcessJob::new(&config.model, config.precision, cores).context("no job inside")?;
     let [ours, theirs] = alternate(
         config.runs,
         [
@@ -146,7 +147,7 @@ fn split(config: &SuiteConfig, bench: &TrainerBench, cores: &Cores) -> Result<Co
         ours: Samples::new(ours)?,
         rival: PeerSamples {
             name: "in the process that has the weights".to_owned(),
-            format: "Q4_1".to_owned(),
+            format: config.precision.name().to_owned(),
             samples: Samples::new(theirs)?,
         },
         target: Some(BenchTarget::ShareAtMost(SPLIT_TIMES)),

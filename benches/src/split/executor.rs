@@ -110,6 +110,7 @@ impl SplitExecutor {
         command.arg("--layer-batching").arg(policy.name());
         for (option, value) in [
             ("--cores", list(cores)),
+            ("--precision", config.precision.name().to_owned()),
             ("--kv-bytes", "128MiB".to_owned()),
             ("--max-workers", "0".to_owned()),
             ("--log-format", "json".to_owned()),

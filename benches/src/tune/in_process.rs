@@ -20,7 +20,7 @@ use trainer::{
 };
 
 use super::{BATCH, RANK, STEPS, TOKENS, WARM_UP_STEPS};
-use crate::machine::Cores;
+use crate::{config::BasePrecision, machine::Cores};
 
 pub(super) struct InProcessJob {
     learning: TrainState<ResidentLayers>,
@@ -28,8 +28,9 @@ pub(super) struct InProcessJob {
 }
 
 impl InProcessJob {
-    pub(super) fn new(model: &Path, cores: &Cores) -> Result<Self> {
-        let layers = ResidentLayers::load(&*open(model)?, cores.numbers().len(), &|_| {})?;
+    pub(super) fn new(model: &Path, precision: BasePrecision, cores: &Cores) -> Result<Self> {
+        let mut layers = ResidentLayers::load(&*open(model)?, cores.numbers().len(), &|_| {})?;
+        layers.set_precision(precision.of_model());
         let frame = ClientBase::open(model)?.frame;
         let numerics = layers.sites().numerics();
         let (precision, kv) = (numerics.adapters(), numerics.kv(KvDtype::Auto));
