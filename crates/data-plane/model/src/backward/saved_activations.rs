@@ -91,9 +91,14 @@ impl SavedActivations {
             notes.residual.clone_from(&self.residual);
         }
         let add = |(residual, update): (&mut f32, &f32)| *residual += update;
-        let mut finished = update.to_vec();
-        finish_update(model, device, site, &mut finished).unwrap_or_else(|never| match never {});
-        self.residual.iter_mut().zip(&finished).for_each(add);
+        // A copy of all rows costs more than what most models do with it: nothing.
+        let is_changed = model.config.norms_updates() || model.config.traits.update_scale.is_some();
+        let finished = is_changed.then(|| {
+            let mut finished = update.to_vec();
+            finish_update(model, device, site, &mut finished).unwrap_or_else(|never| match never {});
+            finished
+        });
+        self.residual.iter_mut().zip(finished.as_deref().unwrap_or(update)).for_each(add);
         if self.is_whole && model.config.norms_updates() {
             notes.updates[number] = update.to_vec();
         }
