@@ -37,7 +37,7 @@ pub mod verify;
 use std::{fmt, sync::Arc};
 
 use model::linear_sites::SiteId;
-use shmproto::layer::{CallClass, Dtype, Op, Path, control};
+use shmproto::layer::{CallClass, Dtype, SiteOp, SitePath, control};
 
 use self::{
     modular::{ModularMask, ModularRoute, SingleExecutorRoute},
@@ -83,10 +83,10 @@ pub struct CallSite {
 impl CallSite {
     /// Returns the call of this site with the arithmetic `path`.
     #[must_use]
-    pub fn ask(self, path: Path) -> LayerCall {
+    pub fn ask(self, path: SitePath) -> LayerCall {
         let op = match self.direction {
-            Direction::Forward => Op::Forward,
-            Direction::Backward => Op::Backward,
+            Direction::Forward => SiteOp::Forward,
+            Direction::Backward => SiteOp::Backward,
         };
         LayerCall { site: self.site, part: None, op, path, class: self.class }
     }
@@ -107,7 +107,7 @@ pub enum Masking {
     /// No protection at all.
     Off {
         /// Arithmetic of the site; `Ring` means [`Exact`] without a cover.
-        path: Path,
+        path: SitePath,
     },
     /// Obfuscation by rotating noises.
     Paper(NoiseSettings),
@@ -191,7 +191,7 @@ impl Masking {
         told: &mut dyn FnMut(usize, usize),
     ) -> Result<Box<dyn Mask>, CallError> {
         match self {
-            Self::Off { path: Path::Ring } => Self::from(RowProtection::Bare).prepare(session, told),
+            Self::Off { path: SitePath::Ring } => Self::from(RowProtection::Bare).prepare(session, told),
             Self::Off { path } => Ok(Box::new(Unmasked { path })),
             Self::Paper(settings) => Ok(Box::new(RotatingNoise::new(settings, session, told)?)),
             Self::Exact(exact) => Ok(Box::new(exact.prepare(session)?)),
@@ -258,7 +258,7 @@ fn shapes_of(sites: &[control::Site]) -> Vec<[usize; 2]> {
 /// The mask that sends rows as they are.
 #[derive(Debug)]
 struct Unmasked {
-    path: Path,
+    path: SitePath,
 }
 
 impl Mask for Unmasked {

@@ -31,7 +31,7 @@ use model::{
     linear_sites::SiteId,
     resident::KvDtype,
 };
-use shmproto::layer::Path as SitePath;
+use shmproto::layer::SitePath;
 
 use self::{
     adapter::{ObservedRows, StolenAdapter, changes, own_delta, steal},

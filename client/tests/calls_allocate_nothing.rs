@@ -15,7 +15,7 @@ use client::{
     transport::local::LocalConnector,
 };
 use model::linear_sites::SiteId;
-use shmproto::layer::{CallClass, Op, Path};
+use shmproto::layer::{CallClass, SiteOp, SitePath};
 use support::{
     executor, settings,
     test_endpoint::{MaliciousBehavior, TestEndpoint, private_directory},
@@ -56,7 +56,7 @@ fn a_call_through_shared_memory_takes_no_memory_after_the_first_of_its_size() {
     let mut session = Session::open(Box::new(connector), settings()).unwrap();
     let (input, output) = widths[0];
     let (x, mut out) = (vec![0.5; 8 * input], vec![0.0; 8 * output]);
-    let (op, path, class) = (Op::Forward, Path::Fast, CallClass::Decode);
+    let (op, path, class) = (SiteOp::Forward, SitePath::Fast, CallClass::Decode);
     let ask = LayerCall { site: SiteId(0), part: None, op, path, class };
     session.call(ask, &x, &mut out).unwrap();
     let before = ALLOCATIONS.get();

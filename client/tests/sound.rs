@@ -42,7 +42,7 @@ use model::{
     resident::KvDtype,
     site_model::SiteModel,
 };
-use shmproto::layer::{Op, Path as SitePath};
+use shmproto::layer::{SiteOp, SitePath};
 use tempfile::TempDir;
 
 use self::{
@@ -111,13 +111,13 @@ impl VictimClient {
     }
 
     fn sent(&self, site: SiteId) -> IntegerRows {
-        self.first.whole(site, Op::ForwardNoBias, CallEnd::Sent)
+        self.first.whole(site, SiteOp::ForwardNoBias, CallEnd::Sent)
     }
 
     /// Rows of the first executor without the pads of the second.
     fn together(&self, site: SiteId) -> IntegerRows {
         let sent = self.sent(site);
-        let drawn = self.second.as_ref().unwrap().drawn(site, Op::ForwardNoBias, sent.width);
+        let drawn = self.second.as_ref().unwrap().drawn(site, SiteOp::ForwardNoBias, sent.width);
         sent.without(&drawn)
     }
 }
@@ -157,7 +157,7 @@ fn stolen(victim: &VictimClient, base: &ClientBase, layer: usize) -> [FloatRows;
     let (qkv, o) = (site(base, layer, Qkv), site(base, layer, O));
     let crossed = ObservedRows {
         inputs: victim.sent(qkv).seen(),
-        base: victim.first.whole(qkv, Op::ForwardNoBias, CallEnd::Answered).seen(),
+        base: victim.first.whole(qkv, SiteOp::ForwardNoBias, CallEnd::Answered).seen(),
         attended: victim.sent(o).seen(),
     };
     let delta = steal(&crossed, base.config(), &[]).delta;
@@ -277,7 +277,7 @@ fn gradients_at_the_head_do_not_tell_what_is_learned() {
         let mut trainer =
             remote_trainer(Box::new(victim.first.clone()), &real_model(), victim.masking.clone());
         learn(&mut trainer, &example_adapter(ADAPTER), &text);
-        let gradients = victim.first.whole(head, Op::Backward, CallEnd::Sent);
+        let gradients = victim.first.whole(head, SiteOp::Backward, CallEnd::Sent);
         let rows = gradients.seen();
         let peak =
             |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();

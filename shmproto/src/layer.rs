@@ -85,7 +85,7 @@ macro_rules! coded {
 
 coded! {
     /// Operation of a call on its rows.
-    pub enum Op as "operation" {
+    pub enum SiteOp as "operation" {
         /// Product with bias: `x Wᵀ + bias`.
         Forward = 0,
         /// Product without bias: `x Wᵀ`.
@@ -97,7 +97,7 @@ coded! {
 
 coded! {
     /// Arithmetic of a call.
-    pub enum Path as "path" {
+    pub enum SitePath as "path" {
         /// Quantized path: as the resident engine computes, with the same bits as without a split.
         Fast = 0,
         /// Float path: 32-bit activations and the weights as stored; for training, masking and comparison.
@@ -196,9 +196,9 @@ const ALL_PARTS: u8 = u8::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallHeader {
     /// Operation on the rows.
-    pub op: Op,
+    pub op: SiteOp,
     /// Arithmetic of the call.
-    pub path: Path,
+    pub path: SitePath,
     /// Purpose of the rows, which decides the urgency.
     pub class: CallClass,
     /// Element type of the rows, in both directions.
@@ -294,8 +294,8 @@ impl CallHeader {
             return Err(HeaderError::Range { what: "rows", value: rows.into(), most: MAX_ROWS.into() });
         }
         Ok(Self {
-            op: Op::from_code(header[4])?,
-            path: Path::from_code(header[5])?,
+            op: SiteOp::from_code(header[4])?,
+            path: SitePath::from_code(header[5])?,
             class: CallClass::from_code(header[6])?,
             dtype: Dtype::from_code(header[7])?,
             site: read_u32(header, 8),

@@ -10,7 +10,7 @@ use std::{
 
 use shmproto::{
     channel::{Doorbell, ExecutorChannel, Geometry, WakeCause, wait_any},
-    layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, ReplyHeader, RowSource, SiteOp, SitePath},
 };
 
 struct Counting;
@@ -39,8 +39,8 @@ static ALLOCATOR: Counting = Counting;
 
 fn call(sequence: u64, dtype: Dtype) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype,
         site: 0,

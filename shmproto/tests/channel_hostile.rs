@@ -14,7 +14,9 @@ use std::{
 use proptest::prelude::*;
 use shmproto::{
     channel::{ClientChannel, Doorbell, ExecutorChannel, Geometry, RingFull, Violation, wait_any},
-    layer::{CallClass, CallHeader, CallStatus, Dtype, HeaderError, Op, Path, ReplyHeader, RowSource},
+    layer::{
+        CallClass, CallHeader, CallStatus, Dtype, HeaderError, ReplyHeader, RowSource, SiteOp, SitePath,
+    },
     region::{Access, Region},
 };
 use testkit::WATCHDOG;
@@ -43,8 +45,8 @@ fn channel() -> (ExecutorChannel, ClientChannel, Region) {
 
 fn call(sequence: u64) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,

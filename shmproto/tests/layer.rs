@@ -10,8 +10,8 @@ use shmproto::{
     codec::{DecodeError, Wire},
     fd_passing::FdMessage,
     layer::{
-        CallClass, CallHeader, CallStatus, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader,
-        RowSource,
+        CallClass, CallHeader, CallStatus, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, ReplyHeader,
+        RowSource, SiteOp, SitePath,
         control::{
             AdapterDtype, Catalog, ChannelReady, ClientFileEntry, Fetch, Fetched, FromLayers, KvDtype,
             ModularWeights, RefusalCode, SessionOpen, SessionOpened, SessionRefused, SessionStats, Site,
@@ -24,8 +24,8 @@ const DOCUMENT: &str = include_str!("../../docs/PROTOCOL.md");
 
 fn call() -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
@@ -77,8 +77,8 @@ fn is_drawn(heading: &str, plain: [u8; HEADER_BYTES], fields: &[(&str, [u8; HEAD
 #[test]
 fn the_document_draws_both_headers_as_they_are() {
     let fields = [
-        ("op", CallHeader { op: Op::Backward, ..call() }),
-        ("path", CallHeader { path: Path::Linear, ..call() }),
+        ("op", CallHeader { op: SiteOp::Backward, ..call() }),
+        ("path", CallHeader { path: SitePath::Linear, ..call() }),
         ("class", CallHeader { class: CallClass::Noise, ..call() }),
         ("dtype", CallHeader { dtype: Dtype::Bf16, ..call() }),
         ("site", CallHeader { site: u32::MAX, ..call() }),
@@ -161,8 +161,8 @@ fn codes_that_name_nothing_and_rows_beyond_the_limit_are_refused() {
 
 fn arbitrary_call() -> impl Strategy<Value = CallHeader> {
     let codes = (
-        prop::sample::select(Op::ALL),
-        prop::sample::select(Path::ALL),
+        prop::sample::select(SiteOp::ALL),
+        prop::sample::select(SitePath::ALL),
         prop::sample::select(CallClass::ALL),
         prop::sample::select(Dtype::ALL),
         prop::option::of(0..u8::MAX),

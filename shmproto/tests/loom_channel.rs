@@ -9,7 +9,7 @@ use std::time::Duration;
 use loom::{sync::Arc, thread};
 use shmproto::{
     channel::{ClientChannel, Doorbell, ExecutorChannel, Geometry, RingFull, Violation, WakeCause, wait_any},
-    layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, ReplyHeader, RowSource, SiteOp, SitePath},
 };
 
 fn channel(depth: u32) -> (ExecutorChannel, ClientChannel) {
@@ -18,8 +18,8 @@ fn channel(depth: u32) -> (ExecutorChannel, ClientChannel) {
 
 fn call(sequence: u64) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 1,

@@ -14,7 +14,7 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH},
     codec::Wire as _,
     layer::{
-        CallClass, CallHeader, CallStatus, Dtype, LAYER_VERSION, Op, Path as CallPath, RowSource,
+        CallClass, CallHeader, CallStatus, Dtype, LAYER_VERSION, RowSource, SiteOp, SitePath,
         control::{
             AdapterDtype, CATALOG, Catalog, ClientEnd, Fetch, FromLayers, KvDtype, RefusalCode, SessionOpen,
             SessionOpened, SessionRefused, ToLayers,
@@ -123,8 +123,8 @@ impl LayersClient {
 /// Sends a row of ones through site 0 and returns the output.
 fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usize) -> Vec<f32> {
     let header = CallHeader {
-        op: Op::Forward,
-        path: CallPath::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,

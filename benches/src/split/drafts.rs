@@ -9,7 +9,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use anyhow::{Context, Result, ensure};
 use client::{generate::Generated, masking::Masking, speculative::DraftPolicy, text::Text};
 use model_files::model_files::ModelFiles;
-use shmproto::layer::Path;
+use shmproto::layer::SitePath;
 use speculation::{
     baselines::BaselineRule,
     draft::{Draft, DraftToken},
@@ -292,7 +292,7 @@ fn decoder(
     round_trip: Duration,
     effort: DraftPolicy,
 ) -> Result<Decoder> {
-    let off = Masking::Off { path: Path::Fast };
+    let off = Masking::Off { path: SitePath::Fast };
     let connector =
         Box::new(DelayedConnector { connector: executor.connector(CallTransport::Channel)?, round_trip });
     Decoder::with_effort(&config.model, open(connector, off.as_str(), None)?, off, effort)

@@ -16,7 +16,7 @@ use client::{
     session::ClientSettings,
 };
 use model::site_model::SiteModel;
-use shmproto::layer::Path;
+use shmproto::layer::SitePath;
 use tempfile::TempDir;
 
 use super::{
@@ -63,7 +63,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
         connector: Arc::from(other.connector(CallTransport::Tls)?),
         settings: ClientSettings::default(),
     };
-    let ring = || Masking::Off { path: Path::Ring };
+    let ring = || Masking::Off { path: SitePath::Ring };
     let checked =
         Masking::Exact(Exact { cover: RowProtection::Bare, verifier: Some(own.verifier), pad_rows: false });
     let decoder = |masking: Masking| {
@@ -71,7 +71,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
         anyhow::Ok(contestant(Decoder::new(&config.model, session, masking)?))
     };
     let contestants = [
-        decoder(Masking::Off { path: Path::Fast })?,
+        decoder(Masking::Off { path: SitePath::Fast })?,
         decoder(ring())?,
         decoder(checked)?,
         decoder(RowProtection::Shares(Arc::new(second)).into())?,

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use client::session::{Session, calls::LayerCall};
 use model::linear_sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{CallClass, Op, Path};
+use shmproto::layer::{CallClass, SiteOp, SitePath};
 
 use super::{
     executor::{CallTransport, SplitExecutor},
@@ -80,8 +80,13 @@ impl LoadClient {
                 if Instant::now() >= end {
                     return Ok(ClientMeasurement { passes, calls: self.watcher.drain() });
                 }
-                let ask =
-                    LayerCall { site: SiteId(site), part: None, op: Op::Forward, path: Path::Fast, class };
+                let ask = LayerCall {
+                    site: SiteId(site),
+                    part: None,
+                    op: SiteOp::Forward,
+                    path: SitePath::Fast,
+                    class,
+                };
                 self.session.call(ask, x, out).context("a call was not answered")?;
                 if !pause.is_zero() {
                     thread::sleep(pause);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use client::masking::{Masking, NoiseSettings};
-use shmproto::layer::Path;
+use shmproto::layer::SitePath;
 
 use super::{
     SplitRow, exact,
@@ -36,7 +36,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
         anyhow::Ok(contestant(decoder))
     };
     let [paper, linear, fast] =
-        [paper, Masking::Off { path: Path::Linear }, Masking::Off { path: Path::Fast }].map(decoder);
+        [paper, Masking::Off { path: SitePath::Linear }, Masking::Off { path: SitePath::Fast }].map(decoder);
     let measured = alternate(config.runs, [paper?, linear?, fast?])?;
     let [paper, linear, fast] = measured.map(Samples::new);
     let (paper, linear, fast) = (paper?, linear?, fast?);

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use client::masking::Masking;
-use shmproto::{layer::Path, message::LayerStats};
+use shmproto::{layer::SitePath, message::LayerStats};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
@@ -68,7 +68,7 @@ impl MixedLoad {
             ..ExecutorPlacement::on(config, cores)?
         };
         let executor = runtime.block_on(ColdExecutor::start(place, Mode::Cached))?;
-        let off = Masking::Off { path: Path::Fast };
+        let off = Masking::Off { path: SitePath::Fast };
         let client = |_| {
             Decoder::new(
                 &config.model,

@@ -11,7 +11,7 @@ use client::{
     session::{Session, calls::LayerCall},
 };
 use model::linear_sites::SiteId;
-use shmproto::layer::{CallClass, Op, Path as Arithmetic};
+use shmproto::layer::{CallClass, SiteOp, SitePath};
 
 use super::{
     SplitRow,
@@ -79,7 +79,7 @@ fn rates(config: &SuiteConfig, executor: &SplitExecutor) -> Result<Vec<Compariso
 }
 
 fn decoder(model: &Path, executor: &SplitExecutor, way: CallTransport) -> Result<Decoder> {
-    let off = Masking::Off { path: Arithmetic::Fast };
+    let off = Masking::Off { path: SitePath::Fast };
     Decoder::new(model, executor.session(way, off.as_str(), None)?, off)
 }
 
@@ -162,7 +162,7 @@ impl SiteCaller {
 
     fn pass(&mut self) -> Result<()> {
         for (site, (x, out)) in (0..).zip(&mut self.rows) {
-            let (op, path, class) = (Op::Forward, Arithmetic::Fast, CallClass::Decode);
+            let (op, path, class) = (SiteOp::Forward, SitePath::Fast, CallClass::Decode);
             let ask = LayerCall { site: SiteId(site), part: None, op, path, class };
             self.session.call(ask, x, out).context("a call was not answered")?;
         }

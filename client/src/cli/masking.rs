@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use shmproto::layer::Path;
+use shmproto::layer::SitePath;
 
 use super::{
     exit::CliError,
@@ -99,13 +99,13 @@ impl ProtectionArguments {
     /// Fails if an option does not fit the mode, as ignoring it could drop a protection, or one is missing.
     pub fn protection(
         &self,
-        path: Path,
+        path: SitePath,
         rent: &RemoteBaseArguments,
         terminal: Terminal,
     ) -> Result<Masking, CliError> {
         self.check_flags()?;
         let cover = match (self.masking, path) {
-            (MaskingMode::Off, Path::Ring) => RowProtection::Bare,
+            (MaskingMode::Off, SitePath::Ring) => RowProtection::Bare,
             (MaskingMode::Off, _) => return self.inexact(Masking::Off { path }),
             (MaskingMode::Paper, _) => return self.inexact(Masking::Paper(self.noises())),
             (MaskingMode::Shares, _) => RowProtection::Shares(Arc::new(self.second(rent)?)),
@@ -226,9 +226,9 @@ impl MaskingArguments {
             Some(_) if self.protection.mode() != MaskingMode::Off => {
                 return Err(CliError::Usage("--path works only with --masking off: remove it".to_owned()));
             }
-            None | Some(SitePathArgument::Fast) => Path::Fast,
-            Some(SitePathArgument::Linear) => Path::Linear,
-            Some(SitePathArgument::Ring) => Path::Ring,
+            None | Some(SitePathArgument::Fast) => SitePath::Fast,
+            Some(SitePathArgument::Linear) => SitePath::Linear,
+            Some(SitePathArgument::Ring) => SitePath::Ring,
         };
         self.protection.protection(path, rent, terminal)
     }

@@ -1,7 +1,7 @@
 //! The commands `sites` and `stats`: the executor's catalog, and the granted quota.
 
 use serde_json::{Value, json};
-use shmproto::layer::{CallClass, Path, control::Site};
+use shmproto::layer::{CallClass, SitePath, control::Site};
 use types::AdapterVersion;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::masking::{Masking, session_commitment};
 
-const OFF: Masking = Masking::Off { path: Path::Fast };
+const OFF: Masking = Masking::Off { path: SitePath::Fast };
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SitesArguments {
@@ -64,7 +64,7 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
 }
 
 fn paths(site: &Site) -> Vec<&'static str> {
-    let all = [(Path::Fast, "fast"), (Path::Linear, "linear"), (Path::Ring, "ring")];
+    let all = [(SitePath::Fast, "fast"), (SitePath::Linear, "linear"), (SitePath::Ring, "ring")];
     all.into_iter().filter(|&(path, _)| site.has_path(path)).map(|(_, word)| word).collect()
 }
 

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt};
 
 use kernels::Modulus;
 use model::linear_sites::{ModularRange, SiteId};
-use shmproto::layer::{Op, Path};
+use shmproto::layer::{SiteOp, SitePath};
 
 use super::{
     CallSite, Direction, Mask, fixed_point,
@@ -164,11 +164,11 @@ fn ask_bias(session: &mut Session, place: CallSite, outputs: usize) -> Result<Op
     if site.parts.iter().all(|part| part.has_bias == 0) {
         return Ok(None);
     }
-    if !site.has_path(Path::Linear) {
+    if !site.has_path(SitePath::Linear) {
         return Err(CallError::Nonlinear { site: place.site.0 });
     }
     let (zeros, mut bias) = (vec![0.0; site.columns as usize], vec![0.0; outputs]);
-    session.call(place.ask(Path::Linear), &zeros, &mut bias)?;
+    session.call(place.ask(SitePath::Linear), &zeros, &mut bias)?;
     Ok(Some(bias))
 }
 
@@ -185,10 +185,10 @@ impl Mask for ModularMask {
         out: &mut [f32],
     ) -> Result<(), CallError> {
         let op = match place.direction {
-            Direction::Forward => Op::ForwardNoBias,
-            Direction::Backward => Op::Backward,
+            Direction::Forward => SiteOp::ForwardNoBias,
+            Direction::Backward => SiteOp::Backward,
         };
-        let ask = LayerCall { op, ..place.ask(Path::Ring) };
+        let ask = LayerCall { op, ..place.ask(SitePath::Ring) };
         let (input, output) = session.widths(ask)?;
         let (count, site) = (rows.len() / input, place.site.0);
         if !rows.len().is_multiple_of(input) || count.checked_mul(output) != Some(out.len()) {

@@ -5,7 +5,7 @@
 //! interpreted as floats.
 
 use kernels::Modulus;
-use shmproto::layer::{Op, Path, control};
+use shmproto::layer::{SiteOp, SitePath, control};
 use zeroize::Zeroize;
 
 use crate::{
@@ -104,8 +104,8 @@ fn lower<const B: usize>(word: u64) -> [u8; B] {
 /// Fails if a site has no modular path.
 pub(super) fn offers(session: &Session) -> Result<Vec<control::ModularWeights>, CallError> {
     let offer = |(site, number): (&control::Site, u32)| {
-        let is_usable = [Op::Forward, Op::Backward].iter().all(|&op| ring_room(site, op).is_some());
-        let ring = site.ring.filter(|_| is_usable && site.has_path(Path::Ring));
+        let is_usable = [SiteOp::Forward, SiteOp::Backward].iter().all(|&op| ring_room(site, op).is_some());
+        let ring = site.ring.filter(|_| is_usable && site.has_path(SitePath::Ring));
         ring.ok_or(CallError::NoRing { site: number })
     };
     session.catalog().sites.iter().zip(0..).map(offer).collect()

@@ -4,7 +4,7 @@ use std::{fmt, io::Read as _};
 
 use model::linear_sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{CallClass, Dtype, Op, Path, control::Site};
+use shmproto::layer::{CallClass, Dtype, SiteOp, SitePath, control::Site};
 
 use super::{CallSite, Direction, Mask, NoiseSettings};
 use crate::{
@@ -42,13 +42,13 @@ impl SiteNoise {
         random: &mut StdRng,
     ) -> Result<(), CallError> {
         let op = match place.direction {
-            Direction::Forward => Op::ForwardNoBias,
-            Direction::Backward => Op::Backward,
+            Direction::Forward => SiteOp::ForwardNoBias,
+            Direction::Backward => SiteOp::Backward,
         };
         self.noise.resize(settings.noises * self.widths.0, 0.0);
         self.effect.resize(settings.noises * self.widths.1, 0.0);
         fill_normal(random, &mut self.noise);
-        let ask = LayerCall { op, class: CallClass::Noise, ..place.ask(Path::Linear) };
+        let ask = LayerCall { op, class: CallClass::Noise, ..place.ask(SitePath::Linear) };
         session.call(ask, &self.noise, &mut self.effect)?;
         // Until here a failed call leaves `left_rows` at 0, so noises without known effects cover no row.
         (self.next, self.left_rows) = (0, settings.rotate_rows);
@@ -136,7 +136,7 @@ impl RotatingNoise {
             return Err(CallError::Masking("bf16 would round rows and noises together: use f32"));
         }
         let catalog = &session.catalog().sites;
-        if let Some(site) = catalog.iter().position(|site| !site.has_path(Path::Linear)) {
+        if let Some(site) = catalog.iter().position(|site| !site.has_path(SitePath::Linear)) {
             return Err(CallError::Nonlinear { site: u32::try_from(site).unwrap_or(u32::MAX) });
         }
         let shape = |site: &Site| {
@@ -179,7 +179,7 @@ impl Mask for RotatingNoise {
         }
         let scale = self.settings.scale * noises.size(place.direction, rows);
         noises.cover(rows, scale, &mut self.covered);
-        session.call(place.ask(Path::Linear), &self.covered, out)?;
+        session.call(place.ask(SitePath::Linear), &self.covered, out)?;
         noises.uncover(out, scale);
         noises.pass(rows.len() / noises.widths.0);
         Ok(())

@@ -24,7 +24,7 @@ use std::{
 };
 
 use kernels::Modulus;
-use shmproto::layer::{Op, RowSource, seeded_rows};
+use shmproto::layer::{RowSource, SiteOp, seeded_rows};
 use zeroize::Zeroize as _;
 
 use self::{
@@ -74,7 +74,7 @@ impl Pads {
     }
 
     fn take(&self, ask: LayerCall, rows: usize) -> Result<TakenPads, CallError> {
-        let direction = if ask.op == Op::Backward { Direction::Backward } else { Direction::Forward };
+        let direction = if ask.op == SiteOp::Backward { Direction::Backward } else { Direction::Forward };
         let (site, rows) = (ask.site, rows as u64);
         let mut pool = self.pool();
         let lacking = rows.saturating_sub(pool.left(site, direction));

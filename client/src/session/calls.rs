@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use model::linear_sites::{ModularRange, SiteId};
 use shmproto::layer::{
-    CallClass, CallHeader, CallStatus, Dtype, MAX_ROWS, Op, Path, ReplyHeader, RowSource, control::Site,
+    CallClass, CallHeader, CallStatus, Dtype, MAX_ROWS, ReplyHeader, RowSource, SiteOp, SitePath,
+    control::Site,
 };
 
 use super::{ClientSettings, Session, retry_policy::RetryPolicy};
@@ -21,18 +22,18 @@ pub struct LayerCall {
     /// One of the site's linear layers, or all side by side.
     pub part: Option<u8>,
     /// Forward, with or without the bias, or backward.
-    pub op: Op,
+    pub op: SiteOp,
     /// Arithmetic of the site: quantized, float or modular.
-    pub path: Path,
+    pub path: SitePath,
     /// Purpose of the rows, which decides their priority.
     pub class: CallClass,
 }
 
 /// Returns modulus and bits of rows on the modular path; `None` if the site has none.
 #[must_use]
-pub fn ring_room(site: &Site, op: Op) -> Option<ModularRange> {
+pub fn ring_room(site: &Site, op: SiteOp) -> Option<ModularRange> {
     let is_even = site.parts.iter().map(|part| part.rows).chain([site.columns]).all(|size| size % 2 == 0);
-    ModularRange::new(site.ring.as_ref()?.l1[usize::from(op == Op::Backward)], is_even)
+    ModularRange::new(site.ring.as_ref()?.l1[usize::from(op == SiteOp::Backward)], is_even)
 }
 
 impl Session {
@@ -70,7 +71,7 @@ impl Session {
     /// Returns the words of 32 bits of an input row and of an output row.
     pub(crate) fn words(&self, ask: LayerCall) -> Result<(usize, usize), CallError> {
         let (input, output) = self.widths(ask)?;
-        if ask.path != Path::Ring {
+        if ask.path != SitePath::Ring {
             return Ok((input, output));
         }
         let room = ring_room(&self.catalog.sites[ask.site.0 as usize], ask.op);
@@ -84,7 +85,7 @@ impl Session {
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
         if !site.has_path(ask.path) {
             let site = ask.site.0;
-            return Err(if ask.path == Path::Ring {
+            return Err(if ask.path == SitePath::Ring {
                 CallError::NoRing { site }
             } else {
                 CallError::Nonlinear { site }
@@ -95,7 +96,7 @@ impl Session {
             Some(part) => site.parts.get(usize::from(part)).ok_or(unknown)?.rows as usize,
         };
         let columns = site.columns as usize;
-        Ok(if ask.op == Op::Backward { (outputs, columns) } else { (columns, outputs) })
+        Ok(if ask.op == SiteOp::Backward { (outputs, columns) } else { (columns, outputs) })
     }
 
     /// Returns the maximum rows of one call; `width` is the number of words of a row and its answer.
@@ -177,7 +178,7 @@ impl Session {
                 Err(LinkError::Protocol("a number is refused that was never used".to_owned()).into())
             }
             CallStatus::Shape => Err(CallError::Shape { site, rows, reason: "the executor says so" }),
-            CallStatus::Nonlinear if call.path == Path::Ring => Err(CallError::NoRing { site }),
+            CallStatus::Nonlinear if call.path == SitePath::Ring => Err(CallError::NoRing { site }),
             CallStatus::Nonlinear => Err(CallError::Nonlinear { site }),
             CallStatus::UnknownSite => Err(CallError::UnknownSite { site }),
             CallStatus::Unsuited => Err(CallError::Unsuited { site, reason: "the executor says so" }),
@@ -230,9 +231,11 @@ impl CallAttempt {
         let ClientSettings { dtype, patience, .. } = *session.settings();
         let unsuited = |reason| Err(CallError::Unsuited { site: site.0, reason });
         match path {
-            Path::Ring if op == Op::Forward => return unsuited("a bias is no ring element"),
-            Path::Ring if dtype != Dtype::F32 => return unsuited("bf16 would round what is exact: use f32"),
-            Path::Fast | Path::Linear if source == RowSource::Draw => {
+            SitePath::Ring if op == SiteOp::Forward => return unsuited("a bias is no ring element"),
+            SitePath::Ring if dtype != Dtype::F32 => {
+                return unsuited("bf16 would round what is exact: use f32");
+            }
+            SitePath::Fast | SitePath::Linear if source == RowSource::Draw => {
                 return unsuited("only the ring path has draws");
             }
             _ => {}

@@ -3,7 +3,7 @@
 use shmproto::{
     codec::Wire as _,
     layer::{
-        LAYER_VERSION, Path,
+        LAYER_VERSION, SitePath,
         control::{
             CATALOG, Catalog, Fetch, FromLayers, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, RefusalCode,
             SessionOpen, SessionOpened, ToLayers,
@@ -126,7 +126,7 @@ fn check(catalog: &Catalog) -> Result<(), LinkError> {
         if !fits(site.columns) || !outputs.is_some_and(fits) {
             return Err(LinkError::Protocol(format!("site {number} of the catalog has an invalid shape")));
         }
-        if site.has_path(Path::Ring) != site.ring.is_some() {
+        if site.has_path(SitePath::Ring) != site.ring.is_some() {
             return Err(LinkError::Protocol(format!("site {number} of the catalog has half a ring path")));
         }
     }

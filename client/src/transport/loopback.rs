@@ -11,11 +11,11 @@ use std::{
 };
 
 use kernels::Activations;
-use model::linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath};
+use model::linear_sites::{EvaluateSites, SiteCall, SiteId};
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CallHeader, CallStatus, Op, Path, ReplyHeader, RowSource,
+        CallHeader, CallStatus, ReplyHeader, RowSource, SitePath,
         control::{
             CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, RefusalCode, SessionOpened,
             SessionRefused, SessionStats, ToLayers,
@@ -145,22 +145,10 @@ impl LoopbackExecutor {
     }
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> ReplyHeader {
-        let asked = SiteCall {
-            site: SiteId(call.site),
-            part: call.part,
-            op: match call.op {
-                Op::Forward => SiteOp::Forward,
-                Op::ForwardNoBias => SiteOp::ForwardNoBias,
-                Op::Backward => SiteOp::Backward,
-            },
-            path: match call.path {
-                Path::Fast => SitePath::Fast,
-                Path::Linear => SitePath::Linear,
-                Path::Ring => SitePath::Ring,
-            },
-        };
+        let CallHeader { part, op, path, .. } = *call;
+        let asked = SiteCall { site: SiteId(call.site), part, op, path };
         let site = self.base.sites().get(call.site as usize);
-        if call.path == Path::Ring && site.is_some_and(|site| site.ring.is_none()) {
+        if call.path == SitePath::Ring && site.is_some_and(|site| site.ring.is_none()) {
             return ReplyHeader::refusal(call, CallStatus::Nonlinear, 0);
         }
         let Some((input, output)) = site.and_then(|site| site.words(asked)) else {

@@ -10,7 +10,7 @@ use client::{
 use kernels::Modulus;
 use model::linear_sites::SiteId;
 use shmproto::layer::{
-    CallClass, CallHeader, Dtype, Op, Path as SitePath, ReplyHeader, RowSource,
+    CallClass, CallHeader, Dtype, ReplyHeader, RowSource, SiteOp, SitePath,
     control::{FromLayers, ToLayers},
     seeded_rows::SeededRows,
 };
@@ -88,7 +88,7 @@ impl IntegerRows {
 #[derive(Debug)]
 struct CrossedCall {
     site: SiteId,
-    op: Op,
+    op: SiteOp,
     path: SitePath,
     source: RowSource,
     class: CallClass,
@@ -118,24 +118,24 @@ impl CuriousExecutor {
 
     /// Clients' rows at `site`, or the answers to them, in order.
     pub(crate) fn forward(&self, site: SiteId, end: CallEnd) -> FloatRows {
-        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Forward))
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, SiteOp::Forward))
     }
 
     /// Noises of `site`, or their effects: the rows of calls without bias.
     pub(crate) fn noises(&self, site: SiteId, end: CallEnd) -> FloatRows {
-        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::ForwardNoBias))
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, SiteOp::ForwardNoBias))
     }
 
     /// Clients' gradients at `site`, or the answers to them.
     pub(crate) fn gradients(&self, site: SiteId, end: CallEnd) -> FloatRows {
         let is_noise = |seen: &CrossedCall| seen.class == CallClass::Noise;
-        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && !is_noise(seen))
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, SiteOp::Backward) && !is_noise(seen))
     }
 
     /// Noises of gradients at `site`, or their effects: the client's call names this purpose.
     pub(crate) fn gradient_noises(&self, site: SiteId, end: CallEnd) -> FloatRows {
         let is_noise = |seen: &CrossedCall| seen.class == CallClass::Noise;
-        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && is_noise(seen))
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, SiteOp::Backward) && is_noise(seen))
     }
 
     fn kept_rows(&self, end: CallEnd, is_wanted: impl Fn(&CrossedCall) -> bool) -> FloatRows {
@@ -154,20 +154,20 @@ impl CuriousExecutor {
     }
 
     /// Integer rows sent to `site`, or their answers, in order.
-    pub(crate) fn whole(&self, site: SiteId, op: Op, end: CallEnd) -> IntegerRows {
+    pub(crate) fn whole(&self, site: SiteId, op: SiteOp, end: CallEnd) -> IntegerRows {
         let words = self.kept_rows(end, |seen| {
             (seen.site, seen.op, seen.path, seen.source) == (site, op, SitePath::Ring, RowSource::Rows)
         });
         IntegerRows::of(self.modulus(site, op), &words.values, words.width)
     }
 
-    fn modulus(&self, site: SiteId, op: Op) -> Modulus {
+    fn modulus(&self, site: SiteId, op: SiteOp) -> Modulus {
         let session = Session::open(Box::new(self.executor.clone()), settings()).unwrap();
         ring_room(&session.catalog().sites[site.0 as usize], op).unwrap().modulus
     }
 
     /// Rows of `width` integers that the executor had to draw for `site`.
-    pub(crate) fn drawn(&self, site: SiteId, op: Op, width: usize) -> IntegerRows {
+    pub(crate) fn drawn(&self, site: SiteId, op: SiteOp, width: usize) -> IntegerRows {
         let modulus = self.modulus(site, op);
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let row_words = modulus.words(width);
@@ -185,7 +185,7 @@ impl CuriousExecutor {
     /// The executor's own product of `x` with its weights at `site`, without bias.
     pub(crate) fn evaluate(&self, site: SiteId, x: &FloatRows, outputs: usize) -> FloatRows {
         let call = CallHeader {
-            op: Op::ForwardNoBias,
+            op: SiteOp::ForwardNoBias,
             path: SitePath::Linear,
             class: CallClass::Noise,
             dtype: Dtype::F32,

@@ -94,7 +94,7 @@ pub(crate) fn distinct_tokens(base: &ClientBase, count: usize) -> Vec<u32> {
 /// True inputs of the sites: the prompt without masking, on the path of the masking mode. Only the tests use
 /// them, not the attacks.
 pub(crate) fn truth(prompt: &[u32], adapter: Option<&str>, kept: &[SiteId]) -> Vec<FloatRows> {
-    use shmproto::layer::Path::Linear;
+    use shmproto::layer::SitePath::Linear;
     let curious = curious(kept.iter().copied());
     let mut model = client(&curious, Masking::Off { path: Linear }, KvDtype::Auto);
     let adapter = adapter.map(|name| model.load_adapter(&crate::support::example_adapter(name)).unwrap());

@@ -10,7 +10,7 @@ use client::{
 };
 use model::linear_sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{CallClass, Op, Path as SitePath};
+use shmproto::layer::{CallClass, SiteOp, SitePath};
 
 use crate::{
     algebra::{Basis, to_f64},
@@ -43,7 +43,7 @@ impl CombinedNoiseMask {
         let ask = LayerCall {
             site,
             part: None,
-            op: Op::ForwardNoBias,
+            op: SiteOp::ForwardNoBias,
             path: SitePath::Linear,
             class: CallClass::Noise,
         };

@@ -12,9 +12,9 @@ use client::{
     text::{ChatRole, PromptMessage, Text},
 };
 use model_files::model_files::ModelFiles;
-use shmproto::layer::Path;
+use shmproto::layer::SitePath;
 
-const PATHS: [Path; 3] = [Path::Ring, Path::Linear, Path::Fast];
+const PATHS: [SitePath; 3] = [SitePath::Ring, SitePath::Linear, SitePath::Fast];
 const SUBJECTS: [&str; 20] = [
     "the sea",
     "a lighthouse",

@@ -7,7 +7,7 @@ use client::{
     session::Session,
 };
 use model::linear_sites::SiteId;
-use shmproto::layer::{CallClass, Path as SitePath};
+use shmproto::layer::{CallClass, SitePath};
 
 /// The site `[q | k | v]` of the first layer.
 const SITE: SiteId = SiteId(0);

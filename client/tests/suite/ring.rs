@@ -21,7 +21,7 @@ use client::{
     transport::{Connect, loopback::Loopback},
 };
 use model::{linear_sites::SiteId, site_model::SiteModel};
-use shmproto::layer::{CallClass, Dtype, Path as SitePath};
+use shmproto::layer::{CallClass, Dtype, SitePath};
 
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-bias", "mistral-window"];
 

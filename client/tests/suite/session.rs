@@ -17,7 +17,7 @@ use model::linear_sites::SiteId;
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader,
+        CallClass, CallHeader, CallStatus, Dtype, ReplyHeader, SiteOp, SitePath,
         control::{
             AdapterDtype, Catalog, Fetched, FromLayers, KvDtype, RefusalCode, SessionOpened, SessionRefused,
             Site, SiteLayer, ToLayers,
@@ -157,8 +157,13 @@ impl Transport for ScriptedExecutor {
 
 const BACKWARD: CallSite =
     CallSite { site: SiteId(0), direction: Direction::Backward, class: CallClass::Training };
-const ASK: LayerCall =
-    LayerCall { site: SiteId(0), part: None, op: Op::Forward, path: Path::Fast, class: CallClass::Decode };
+const ASK: LayerCall = LayerCall {
+    site: SiteId(0),
+    part: None,
+    op: SiteOp::Forward,
+    path: SitePath::Fast,
+    class: CallClass::Decode,
+};
 
 fn call(session: &mut Session, rows: usize) -> Result<(), CallError> {
     let x: Vec<f32> = (0..rows * 4).map(|value| value as f32).collect();
@@ -335,7 +340,7 @@ fn gradients_are_refused_where_a_site_rounds() {
     let executor = ScriptedExecutor::new(&[], &[]);
     executor.0.lock().unwrap().paths = 0b001;
     let mut session = executor.session().unwrap();
-    let mut mask = Masking::Off { path: Path::Linear }.prepare(&mut session, &mut |_, _| {}).unwrap();
+    let mut mask = Masking::Off { path: SitePath::Linear }.prepare(&mut session, &mut |_, _| {}).unwrap();
     let error = mask.call(&mut session, BACKWARD, &[1.0; 4], &mut [0.0; 4]).unwrap_err();
     assert!(matches!(error, CallError::Nonlinear { site: 0 }), "{error}");
     assert!(executor.0.lock().unwrap().numbers.is_empty(), "no row was sent");

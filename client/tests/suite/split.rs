@@ -10,7 +10,7 @@ use client::{
     text::Text,
 };
 use model_files::model_files::ModelFiles;
-use shmproto::layer::Path as SitePath;
+use shmproto::layer::SitePath;
 
 const MODELS: [&str; 10] = [
     "llama-tied",

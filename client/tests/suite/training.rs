@@ -7,7 +7,7 @@ use crate::support::{
     training::{learn, remote_trainer, resident_trainer},
 };
 use client::masking::{Masking, NoiseSettings};
-use shmproto::layer::Path as SitePath;
+use shmproto::layer::SitePath;
 
 const CASES: [(&str, &str); 4] = [
     ("llama-tied", "lora-all"),

@@ -25,7 +25,7 @@ use model::linear_sites::SiteId;
 use security::address::HostPort;
 use shmproto::{
     fd_passing::ConnectError,
-    layer::{CallClass, Dtype, Op, Path as SitePath},
+    layer::{CallClass, Dtype, SiteOp, SitePath},
 };
 use speculation::{
     baselines::BaselineRule,
@@ -95,7 +95,7 @@ fn one_call(session: &mut Session) -> Result<Vec<f32>, CallError> {
     let (columns, outputs) =
         (site.columns as usize, site.parts.iter().map(|part| part.rows as usize).sum::<usize>());
     let (x, mut out) = (vec![0.25; 2 * columns], vec![0.0; 2 * outputs]);
-    let (op, path, class) = (Op::Forward, SitePath::Fast, CallClass::Decode);
+    let (op, path, class) = (SiteOp::Forward, SitePath::Fast, CallClass::Decode);
     session.call(LayerCall { site: SiteId(0), part: None, op, path, class }, &x, &mut out)?;
     Ok(out)
 }

@@ -32,7 +32,7 @@ use model::{
     sources::open::open,
 };
 use shmproto::layer::{
-    Path as SitePath,
+    SitePath,
     control::{self, AdapterDtype, Catalog, ClientFileEntry, Site},
 };
 use testkit::WATCHDOG;

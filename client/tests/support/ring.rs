@@ -16,8 +16,6 @@ use model::{
     resident::ResidentModel,
 };
 
-use shmproto::layer::Path as LayerPath;
-
 use super::{catalog, resident, settings};
 
 /// Weights are integers times 2^-24.
@@ -83,7 +81,7 @@ pub fn pads(path: &Path, directory: &Path) -> Pads {
 }
 
 /// Exact arithmetic without masking.
-pub const RING: Masking = Masking::Off { path: LayerPath::Ring };
+pub const RING: Masking = Masking::Off { path: SitePath::Ring };
 
 pub fn shares(second: impl Connect + 'static) -> RowProtection {
     RowProtection::Shares(Arc::new(SecondExecutor { connector: Arc::new(second), settings: settings() }))

@@ -3,7 +3,7 @@
 use shmproto::{
     codec::Wire,
     layer::{
-        CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource,
+        CallClass, CallHeader, CallStatus, Dtype, ReplyHeader, RowSource, SiteOp, SitePath,
         control::{
             AdapterDtype, Catalog, ChannelReady, ClientFileEntry, Fetch, Fetched, FromLayers, KvDtype,
             ModularWeights, RefusalCode, SessionOpen, SessionOpened, SessionRefused, SessionStats, Site,
@@ -24,8 +24,8 @@ const FLOODS: &str = "resource exhaustion before authentication (CVE-2020-15166 
 
 fn call() -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 3,
@@ -41,9 +41,10 @@ fn call() -> CallHeader {
 pub(super) fn calls() -> Vec<Seed> {
     let mut make = Maker::new("layer_call");
     make.valid("forward", call().to_bytes().to_vec());
-    let backward = CallHeader { op: Op::Backward, class: CallClass::Training, part: Some(1), ..call() };
+    let backward = CallHeader { op: SiteOp::Backward, class: CallClass::Training, part: Some(1), ..call() };
     make.valid("backward", backward.to_bytes().to_vec());
-    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: RowSource::Draw, ..call() };
+    let drawn =
+        CallHeader { op: SiteOp::ForwardNoBias, path: SitePath::Ring, source: RowSource::Draw, ..call() };
     make.valid("a draw through the ring path", drawn.to_bytes().to_vec());
     let with = |at: usize, bytes: &[u8]| {
         let mut header = call().to_bytes().to_vec();
@@ -174,7 +175,8 @@ pub(super) fn zmtp() -> Vec<Seed> {
     let mut message = Vec::new();
     put_message(&mut message, &[&call().to_bytes(), &[0; 2304]]);
     make.valid("a call", null(&message));
-    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: RowSource::Draw, ..call() };
+    let drawn =
+        CallHeader { op: SiteOp::ForwardNoBias, path: SitePath::Ring, source: RowSource::Draw, ..call() };
     message.clear();
     put_message(&mut message, &[&drawn.to_bytes(), &[7; DRAW_BYTES]]);
     make.valid("a draw", null(&message));
@@ -230,7 +232,7 @@ pub(super) fn channels() -> Vec<Seed> {
     let mut make = Maker::new("channel");
     make.valid("a call", region(1, &[call()]));
     make.valid("four calls", region(4, &[call(); 4]));
-    let drawn = CallHeader { op: Op::Backward, path: Path::Ring, source: RowSource::Draw, ..call() };
+    let drawn = CallHeader { op: SiteOp::Backward, path: SitePath::Ring, source: RowSource::Draw, ..call() };
     make.valid("a draw of rows that the executor makes", region(1, &[drawn]));
     make.refused("2^32 - 1 calls", COUNTS, region(u32::MAX, &[call()]), "close the channel");
     make.refused("a call more than there are places", COUNTS, region(5, &[call(); 4]), "close the channel");

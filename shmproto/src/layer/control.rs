@@ -12,7 +12,7 @@
 //!   Close                        ->
 //! ```
 
-use super::Path;
+use super::SitePath;
 use crate::fd_passing::{Connection, FdMessage, Listening};
 use crate::{wire_enum, wire_struct};
 
@@ -346,11 +346,11 @@ impl SitePaths {
 impl Site {
     /// True if the site computes on `path`.
     #[must_use]
-    pub fn has_path(&self, path: Path) -> bool {
+    pub fn has_path(&self, path: SitePath) -> bool {
         let bits = match path {
-            Path::Fast => SitePaths::FAST,
-            Path::Linear => SitePaths::LINEAR | SitePaths::FAST_IS_LINEAR,
-            Path::Ring => SitePaths::RING,
+            SitePath::Fast => SitePaths::FAST,
+            SitePath::Linear => SitePaths::LINEAR | SitePaths::FAST_IS_LINEAR,
+            SitePath::Ring => SitePaths::RING,
         };
         self.paths & bits != 0
     }

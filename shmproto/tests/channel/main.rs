@@ -14,7 +14,7 @@ use shmproto::{
         ChannelError, ClientChannel, Doorbell, ExecutorChannel, Geometry, GeometryError, JoinError,
         MAX_DEPTH, MAX_SLAB_BYTES, RingFull, Violation, WakeCause, wait_any,
     },
-    layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, ReplyHeader, RowSource, SiteOp, SitePath},
     region::{PeerAccess, Region, RegionError},
 };
 use testkit::WATCHDOG;
@@ -53,8 +53,8 @@ impl ChannelTransport for Mapped {
 
 fn call(sequence: u64) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 3,

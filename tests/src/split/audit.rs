@@ -11,7 +11,7 @@ use std::{
 
 use client::masking::one_time_pads::pool::PadPool;
 use shmproto::layer::{
-    CallHeader, Op, Path as SitePath, RowSource,
+    CallHeader, RowSource, SiteOp, SitePath,
     seeded_rows::{DRAW_WORDS, KEY_BYTES, Key, SeededRows},
 };
 
@@ -88,7 +88,7 @@ impl PadUsage {
 
     /// Returns the number of the pad that covers a row, and marks the pad as used.
     fn spend(&mut self, call: &CallHeader, row: RowHead) -> Option<u64> {
-        let place = (call.site, call.op == Op::Backward);
+        let place = (call.site, call.op == SiteOp::Backward);
         let covers = |pad: &RowHead| [6, 8].iter().any(|&number_bytes| covers(number_bytes, &row, pad));
         let pads = self.known.get(&place).into_iter().flatten();
         let found: Vec<_> = pads.filter(|(_, (head, _))| covers(head)).collect();
@@ -214,7 +214,7 @@ impl SharesAuditor {
             if !self.drawn.insert(name.clone()) {
                 self.ledger.breaches.push(format!("row {row} was drawn again"));
             }
-            self.ledger.learn((call.site, call.op == Op::Backward), name, row);
+            self.ledger.learn((call.site, call.op == SiteOp::Backward), name, row);
         }
     }
 

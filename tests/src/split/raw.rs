@@ -14,7 +14,8 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH},
     codec::Wire as _,
     layer::{
-        CONTROL, CallClass, CallHeader, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, RowSource,
+        CONTROL, CallClass, CallHeader, Dtype, HEADER_BYTES, LAYER_VERSION, ReplyHeader, RowSource, SiteOp,
+        SitePath,
         control::{ClientEnd, FromLayers, SessionOpen, ToLayers},
     },
     zmtp::{self, ZmtpEvent},
@@ -43,8 +44,8 @@ pub fn open(route: SplitRoute, key: &str) -> ToLayers {
 #[must_use]
 pub fn call(sequence: u64, rows: u32) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,

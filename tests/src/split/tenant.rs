@@ -17,7 +17,7 @@ use model::{
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, SamplingRequest, logprobs},
 };
-use shmproto::layer::Path as SitePath;
+use shmproto::layer::SitePath;
 use speculation::ngram::{AcceptanceTable, Ngram};
 use text::detokenize::TextStart;
 use types::BlockId;

@@ -28,7 +28,7 @@ use e2e_tests::{
 use model::linear_sites::SiteId;
 use rustix::process::Signal;
 use serde_json::Value;
-use shmproto::layer::{CallClass, Op, Path as SitePath};
+use shmproto::layer::{CallClass, SiteOp, SitePath};
 use tempfile::TempDir;
 
 /// Prompt tokens: so few that, with those of all clients together, a row's bits do not depend on its batch.
@@ -304,7 +304,7 @@ fn every_site(
     for (site, shape) in (0..).map(SiteId).zip(&sites) {
         let outputs: usize = shape.parts.iter().map(|part| part.rows as usize).sum();
         let inputs = shape.columns as usize;
-        for (op, input, output) in [(Op::Forward, inputs, outputs), (Op::Backward, outputs, inputs)] {
+        for (op, input, output) in [(SiteOp::Forward, inputs, outputs), (SiteOp::Backward, outputs, inputs)] {
             let x: Vec<f32> = (0..rows * input).map(|i| (i * 7919 % 1013) as f32 / 1013.0 - 0.5).collect();
             let mut out = vec![f32::NAN; rows * output];
             let ask = LayerCall { site, part: None, op, path: SitePath::Linear, class: CallClass::Prefill };

@@ -25,7 +25,7 @@ use e2e_tests::{
 };
 use rustix::process::Signal;
 use shmproto::layer::{
-    CallClass, CallHeader, Dtype, Op, Path as SitePath, RowSource,
+    CallClass, CallHeader, Dtype, RowSource, SiteOp, SitePath,
     seeded_rows::{Key, SeededRows},
 };
 use tempfile::TempDir;
@@ -266,7 +266,7 @@ fn a_client_that_hides_its_rows_leaves_no_image_of_its_memory_behind() {
 
 fn call(source: RowSource) -> CallHeader {
     CallHeader {
-        op: Op::ForwardNoBias,
+        op: SiteOp::ForwardNoBias,
         path: SitePath::Ring,
         class: CallClass::Decode,
         dtype: Dtype::F32,

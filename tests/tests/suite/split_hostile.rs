@@ -31,7 +31,7 @@ use e2e_tests::{
 use rustix::process::Signal;
 use settings::LayersSection;
 use shmproto::layer::{
-    CallHeader, CallStatus, Dtype, Path,
+    CallHeader, CallStatus, Dtype, SitePath,
     control::{FromLayers, ToLayers},
 };
 
@@ -301,7 +301,7 @@ fn lies_about_shapes_and_places_are_refused_one_by_one() {
                 CallStatus::Shape
             );
             assert_eq!(
-                answer(&CallHeader { sequence: 6, path: Path::Linear, ..whole }, &rows(1)),
+                answer(&CallHeader { sequence: 6, path: SitePath::Linear, ..whole }, &rows(1)),
                 CallStatus::Done
             );
         }

@@ -1,7 +1,7 @@
 //! Shapes of sites for pads.
 
 use kernels::Modulus;
-use shmproto::layer::{Op, control::Site};
+use shmproto::layer::{SiteOp, control::Site};
 
 use crate::{masking::Direction, session::calls::ring_room};
 
@@ -23,7 +23,7 @@ impl PadShape {
         Some(Self {
             columns: site.columns,
             outputs: site.parts.iter().map(|part| part.rows).sum(),
-            moduli: [modulus(Op::Forward)?, modulus(Op::Backward)?],
+            moduli: [modulus(SiteOp::Forward)?, modulus(SiteOp::Backward)?],
         })
     }
 

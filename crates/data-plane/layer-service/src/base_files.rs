@@ -4,7 +4,7 @@ use model::client_weights::{ClientWeightsPlan, ClientWeightsReadError};
 use shmproto::{
     codec::Wire as _,
     layer::{
-        Path,
+        SitePath,
         control::{
             CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, RefusalCode,
             SessionRefused, Site as CatalogSite,
@@ -30,7 +30,7 @@ pub trait Blobs: std::fmt::Debug + Send + Sync {
 #[must_use]
 pub fn maskable(sites: &[CatalogSite]) -> MaskedRowSupport {
     let has = |path| sites.iter().all(|site| site.has_path(path));
-    MaskedRowSupport { linear: has(Path::Linear), ring: has(Path::Ring) }
+    MaskedRowSupport { linear: has(SitePath::Linear), ring: has(SitePath::Ring) }
 }
 
 /// Converts the files of a plan to catalog entries.

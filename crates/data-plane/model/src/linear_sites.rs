@@ -9,6 +9,7 @@ use std::error::Error;
 
 use kernels::{Activations, Modulus, Rounding};
 use shmproto::layer::control::{ModularWeights, Site as CatalogSite, SiteLayer, SitePaths};
+pub use shmproto::layer::{SiteOp, SitePath};
 
 use crate::{
     shape::{config::ModelConfig, experts::ExpertId, layout::LinearGroup},
@@ -74,29 +75,6 @@ fn first_site(config: &ModelConfig, layer: usize) -> u32 {
         config.experts.as_ref().map_or((0, 0), |experts| (experts.layers_below(layer), experts.count));
     let first = OF_ATTENTION * layer + OF_FEED_FORWARD * (layer - sparse) + 2 * experts * sparse;
     u32::try_from(first).expect("layers and experts are within their limits")
-}
-
-/// The operation that a call applies to its rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SiteOp {
-    /// `x Wᵀ + bias`, with the bias of the layer.
-    Forward,
-    /// `x Wᵀ`, without the bias.
-    ForwardNoBias,
-    /// `g W`: the gradient at the inputs from the gradient at the outputs.
-    Backward,
-}
-
-/// The arithmetic of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SitePath {
-    /// Quantized path: the resident engine's arithmetic, with activations rounded for integer weights.
-    Fast,
-    /// Float path: activations of 32 bits and the weights as stored, linear up to float rounding.
-    Linear,
-    /// Modular path: exact integer arithmetic modulo 2^48 or 2^64, without a bias. Rows are 32-bit words that
-    /// are not floats; an integer modulo 2^64 is two words, the lower half first.
-    Ring,
 }
 
 /// The request of a call without its rows; equal requests are computed together.

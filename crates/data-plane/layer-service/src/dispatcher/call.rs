@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use model::linear_sites::{Site, SiteCall, SiteId, SiteOp, SitePath};
+use model::linear_sites::{Site, SiteCall, SiteId};
 use shmproto::layer::{
-    CallHeader, CallStatus, Dtype, Op, Path, RowSource,
+    CallHeader, CallStatus, Dtype, RowSource, SiteOp, SitePath,
     seeded_rows::{DRAW_BYTES, SeededRows},
 };
 
@@ -45,13 +45,8 @@ pub(super) struct ResolvedCall {
 impl ResolvedCall {
     pub(super) fn by(header: &CallHeader, sites: &[Site], max_rows: u32) -> Result<Self, CallStatus> {
         let site = sites.get(header.site as usize).ok_or(CallStatus::UnknownSite)?;
-        let op = match header.op {
-            Op::Forward => SiteOp::Forward,
-            Op::ForwardNoBias => SiteOp::ForwardNoBias,
-            Op::Backward => SiteOp::Backward,
-        };
-        let path = path(op, header.path, site);
-        let call = SiteCall { site: SiteId(header.site), part: header.part, op, path };
+        let path = path(header, site);
+        let call = SiteCall { site: SiteId(header.site), part: header.part, op: header.op, path };
         if !suits(header) {
             return Err(CallStatus::Unsuited);
         }
@@ -93,18 +88,17 @@ fn bytes(rows: usize, width: usize, dtype: Dtype) -> u64 {
 /// Whether the parameters fit: the modular path has no bias and no bf16, and only this path takes seeds.
 fn suits(header: &CallHeader) -> bool {
     match header.path {
-        Path::Ring => header.op != Op::Forward && header.dtype == Dtype::F32,
-        Path::Fast | Path::Linear => header.source == RowSource::Rows,
+        SitePath::Ring => header.op != SiteOp::Forward && header.dtype == Dtype::F32,
+        SitePath::Fast | SitePath::Linear => header.source == RowSource::Rows,
     }
 }
 
 /// Where both paths are the same arithmetic, calls for either share a queue.
-fn path(op: SiteOp, path: Path, site: &Site) -> SitePath {
-    match (op, path) {
-        (_, Path::Ring) => SitePath::Ring,
-        (_, Path::Linear) if !site.fast_is_linear => SitePath::Linear,
-        (SiteOp::Backward, _) if site.fast_is_linear => SitePath::Linear,
-        (_, Path::Linear | Path::Fast) => SitePath::Fast,
+fn path(header: &CallHeader, site: &Site) -> SitePath {
+    match (header.path, header.op) {
+        (path, _) if path == SitePath::Ring || !site.fast_is_linear => path,
+        (_, SiteOp::Backward) => SitePath::Linear,
+        (_, SiteOp::Forward | SiteOp::ForwardNoBias) => SitePath::Fast,
     }
 }
 
@@ -173,7 +167,7 @@ mod tests {
         }
     }
 
-    fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {
+    fn header(op: SiteOp, path: SitePath, part: Option<u8>) -> CallHeader {
         let (class, dtype) = (CallClass::Training, Dtype::F32);
         let source = RowSource::Rows;
         CallHeader {
@@ -194,31 +188,32 @@ mod tests {
     #[test]
     fn a_call_has_the_widths_of_its_site_and_part() {
         let widths = |op, part| {
-            ResolvedCall::by(&header(op, Path::Linear, part), &[site(false)], 10).map(|a| (a.input, a.output))
+            ResolvedCall::by(&header(op, SitePath::Linear, part), &[site(false)], 10)
+                .map(|a| (a.input, a.output))
         };
-        assert_eq!(widths(Op::Forward, None), Ok((4, 10)));
-        assert_eq!(widths(Op::ForwardNoBias, Some(0)), Ok((4, 8)));
-        assert_eq!(widths(Op::Backward, Some(1)), Ok((2, 4)));
-        assert_eq!(widths(Op::Forward, Some(2)), Err(CallStatus::UnknownSite));
+        assert_eq!(widths(SiteOp::Forward, None), Ok((4, 10)));
+        assert_eq!(widths(SiteOp::ForwardNoBias, Some(0)), Ok((4, 8)));
+        assert_eq!(widths(SiteOp::Backward, Some(1)), Ok((2, 4)));
+        assert_eq!(widths(SiteOp::Forward, Some(2)), Err(CallStatus::UnknownSite));
     }
 
     #[test]
     fn backward_takes_the_path_that_was_asked_for_where_there_are_two() {
         let asked = |path, fast_is_linear| {
-            ResolvedCall::by(&header(Op::Backward, path, None), &[site(fast_is_linear)], 10)
+            ResolvedCall::by(&header(SiteOp::Backward, path, None), &[site(fast_is_linear)], 10)
                 .map(|asked| asked.call.path)
         };
-        assert_eq!(asked(Path::Fast, false), Ok(SitePath::Fast));
-        assert_eq!(asked(Path::Fast, true), Ok(SitePath::Linear));
-        assert_eq!(asked(Path::Linear, false), Ok(SitePath::Linear));
+        assert_eq!(asked(SitePath::Fast, false), Ok(SitePath::Fast));
+        assert_eq!(asked(SitePath::Fast, true), Ok(SitePath::Linear));
+        assert_eq!(asked(SitePath::Linear, false), Ok(SitePath::Linear));
     }
 
     #[test]
     fn calls_for_paths_that_are_one_meet_in_one_lane() {
         let asked = |path| {
-            ResolvedCall::by(&header(Op::Forward, path, None), &[site(true)], 10).map(|asked| asked.call)
+            ResolvedCall::by(&header(SiteOp::Forward, path, None), &[site(true)], 10).map(|asked| asked.call)
         };
-        assert_eq!(asked(Path::Linear), asked(Path::Fast));
+        assert_eq!(asked(SitePath::Linear), asked(SitePath::Fast));
     }
 
     #[test]
@@ -229,18 +224,18 @@ mod tests {
             ResolvedCall::by(&header, std::slice::from_ref(site), 10)
                 .map(|asked| (asked.call.path, asked.input, asked.output))
         };
-        let plain = header(Op::ForwardNoBias, Path::Ring, None);
+        let plain = header(SiteOp::ForwardNoBias, SitePath::Ring, None);
         assert_eq!(asked(&with, plain), Ok((SitePath::Ring, 6, 15)));
-        let drawn = CallHeader { op: Op::Backward, part: Some(1), source: RowSource::Draw, ..plain };
+        let drawn = CallHeader { op: SiteOp::Backward, part: Some(1), source: RowSource::Draw, ..plain };
         assert_eq!(asked(&with, drawn), Ok((SitePath::Ring, 3, 6)));
         let wide = Site { ring: Some(ModularSite { l1: [9, 1 << 40], ..ring }), ..site(true) };
         assert_eq!(asked(&wide, drawn), Ok((SitePath::Ring, 4, 8)));
         assert_eq!(asked(&site(true), plain), Err(CallStatus::Nonlinear));
         let unsuited = [
-            CallHeader { op: Op::Forward, ..plain },
+            CallHeader { op: SiteOp::Forward, ..plain },
             CallHeader { dtype: Dtype::Bf16, ..plain },
-            CallHeader { path: Path::Linear, source: RowSource::Draw, ..plain },
-            CallHeader { path: Path::Fast, source: RowSource::Draw, ..plain },
+            CallHeader { path: SitePath::Linear, source: RowSource::Draw, ..plain },
+            CallHeader { path: SitePath::Fast, source: RowSource::Draw, ..plain },
         ];
         for header in unsuited {
             assert_eq!(asked(&with, header), Err(CallStatus::Unsuited), "{header:?}");
@@ -250,10 +245,10 @@ mod tests {
     #[test]
     fn more_rows_than_a_tenant_may_have_waiting_never_fit() {
         assert_eq!(
-            ResolvedCall::by(&header(Op::Forward, Path::Fast, None), &[site(false)], 2),
+            ResolvedCall::by(&header(SiteOp::Forward, SitePath::Fast, None), &[site(false)], 2),
             Err(CallStatus::Shape)
         );
-        let beyond = CallHeader { site: 1, ..header(Op::Forward, Path::Fast, None) };
+        let beyond = CallHeader { site: 1, ..header(SiteOp::Forward, SitePath::Fast, None) };
         assert_eq!(ResolvedCall::by(&beyond, &[site(false)], 10), Err(CallStatus::UnknownSite));
     }
 }

@@ -19,14 +19,14 @@ use layer_service::{
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
-    linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
+    linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SitePart},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
 };
 use scheduling::clock::{Clock, SystemClock};
 use shmproto::{
     channel::{ClientChannel, Geometry},
     layer::{
-        CallClass, CallHeader, CallStatus, Dtype, LAYER_VERSION, Op, Path, ReplyHeader, RowSource,
+        CallClass, CallHeader, CallStatus, Dtype, LAYER_VERSION, ReplyHeader, RowSource, SiteOp, SitePath,
         control::{RefusalCode, SessionOpen},
     },
 };
@@ -149,8 +149,8 @@ impl LocalClient {
 
 fn header(site: u32, class: CallClass, rows: usize) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class,
         dtype: Dtype::F32,
         site,
@@ -245,9 +245,9 @@ fn calls_through_shared_memory_give_the_bits_of_the_base() {
     let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     let ops = [
-        (Op::Forward, SiteOp::Forward),
-        (Op::ForwardNoBias, SiteOp::ForwardNoBias),
-        (Op::Backward, SiteOp::Backward),
+        (SiteOp::Forward, SiteOp::Forward),
+        (SiteOp::ForwardNoBias, SiteOp::ForwardNoBias),
+        (SiteOp::Backward, SiteOp::Backward),
     ];
     for site in 0..9 {
         for (op, site_op) in ops {
@@ -661,7 +661,7 @@ fn a_token_that_waits_for_another_site_is_served_within_the_pass() {
     let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     let x = rows(3, 64);
-    let header = CallHeader { path: Path::Fast, part: Some(1), ..local.header(0, CallClass::Decode, 1) };
+    let header = CallHeader { path: SitePath::Fast, part: Some(1), ..local.header(0, CallClass::Decode, 1) };
     local.client.write_rows(0, Dtype::F32, &x).unwrap();
     local.client.submit(&header).unwrap();
     let slice = SequenceSlice::<PreparedAdapter> {

@@ -2,9 +2,9 @@
 
 use kernels::Activations;
 use layer_service::settings::{LayerSettings, Quotas};
-use model::linear_sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SitePart, SitePath};
+use model::linear_sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SitePart};
 use shmproto::layer::{
-    CallClass, CallHeader, CallStatus, Dtype, Op, Path, RowSource,
+    CallClass, CallHeader, CallStatus, Dtype, RowSource, SiteOp, SitePath,
     seeded_rows::{DRAW_BYTES, Key, SeededRows},
 };
 
@@ -74,7 +74,7 @@ fn expected(rows: usize) -> Vec<u64> {
 }
 
 fn drawn(header: CallHeader) -> CallHeader {
-    CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: RowSource::Draw, ..header }
+    CallHeader { op: SiteOp::ForwardNoBias, path: SitePath::Ring, source: RowSource::Draw, ..header }
 }
 
 fn rig() -> DispatcherFixture {
@@ -129,9 +129,9 @@ fn what_does_not_go_together_is_refused_and_the_session_goes_on() {
         rig.run();
         local.refusal()
     };
-    assert_eq!(refused(&|header| CallHeader { op: Op::Forward, ..header }), CallStatus::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { op: SiteOp::Forward, ..header }), CallStatus::Unsuited);
     assert_eq!(refused(&|header| CallHeader { dtype: Dtype::Bf16, ..header }), CallStatus::Unsuited);
-    assert_eq!(refused(&|header| CallHeader { path: Path::Linear, ..header }), CallStatus::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { path: SitePath::Linear, ..header }), CallStatus::Unsuited);
     assert_eq!(refused(&|header| CallHeader { site: 1, ..header }), CallStatus::Nonlinear);
     assert_eq!(refused(&|header| CallHeader { part: Some(1), ..header }), CallStatus::UnknownSite);
 }

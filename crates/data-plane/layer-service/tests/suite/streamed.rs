@@ -12,7 +12,7 @@ use layer_service::settings::{BatchingPolicy, LayerSettings};
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
-    linear_sites::{EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
+    linear_sites::{EvaluateSites as _, SiteCall, SiteId},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::random::RandomSource,
     weights::{
@@ -20,7 +20,7 @@ use model::{
         streamed::{Readahead, StreamError, StreamOptions},
     },
 };
-use shmproto::layer::{CallClass, CallHeader, CallStatus, Dtype, Op};
+use shmproto::layer::{CallClass, CallHeader, CallStatus, Dtype, SiteOp, SitePath};
 use types::BlockId;
 
 use crate::calls::{DispatcherFixture, LocalClient, bits, evaluate, rows};
@@ -109,8 +109,7 @@ impl SweepClient {
             return true;
         }
         let class = if self.trains { CallClass::Training } else { CallClass::Decode };
-        let op = if call.op == SiteOp::Backward { Op::Backward } else { Op::Forward };
-        let header = CallHeader { op, ..self.local.header(call.site.0, class, 2) };
+        let header = CallHeader { op: call.op, ..self.local.header(call.site.0, class, 2) };
         self.local.client.write_rows(0, Dtype::F32, &x).unwrap();
         self.local.client.submit(&header).unwrap();
         self.waits = true;

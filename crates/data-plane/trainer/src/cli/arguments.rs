@@ -13,7 +13,7 @@ use client::{
 };
 use control_protocol::training::spec::{AdapterType, JobPrecision, TrainingSpec};
 use model::shape::{config::ModelConfig, source::Target};
-use shmproto::layer::Path as SitePath;
+use shmproto::layer::SitePath;
 
 use super::{error::TunerError, job_console::StdinUse, layers::ComputeArguments};
 use crate::{

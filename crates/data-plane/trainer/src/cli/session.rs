@@ -11,7 +11,7 @@ use client::{
     masking::Masking,
 };
 use control_protocol::training::session::CommandReply;
-use shmproto::layer::Path as SitePath;
+use shmproto::layer::SitePath;
 
 use super::{
     ProgramExit,

@@ -25,7 +25,7 @@ use layer_service::{
     settings::{LayerSettings, Quotas},
     tls::TlsFiles,
 };
-use model::linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteOp, SitePart, catalog_sites};
+use model::linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SitePart, catalog_sites};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
@@ -35,7 +35,8 @@ use scheduling::clock::SystemClock;
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CONTROL, CallClass, CallHeader, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, RowSource,
+        CONTROL, CallClass, CallHeader, Dtype, HEADER_BYTES, LAYER_VERSION, ReplyHeader, RowSource, SiteOp,
+        SitePath,
         control::{
             AdapterDtype, CATALOG, Catalog, ClientFileEntry, FromLayers, KvDtype, RefusalCode, SessionOpen,
             SessionOpened, SessionRefused, ToLayers,
@@ -483,8 +484,8 @@ impl<S: Read + Write> ZmtpPeer<S> {
 
 pub(super) fn header(sequence: u64, rows: u32) -> CallHeader {
     CallHeader {
-        op: Op::Forward,
-        path: Path::Fast,
+        op: SiteOp::Forward,
+        path: SitePath::Fast,
         class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
