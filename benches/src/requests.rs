@@ -8,17 +8,7 @@ use shmproto::message::{
 pub(crate) const CONTEXT: usize = 1024;
 
 pub(crate) fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
-    let sampling = Sampling {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Vec::new(),
-        seed: 0,
-    };
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     Generate {
         request,
         adapter: None,

@@ -9,9 +9,9 @@ use model::{
     adapter::ClassificationHead,
     forward::BLOCK_TOKENS,
     linear_sites::SitePath,
-    sampling::{SamplingError, SamplingParams, SamplingRequest},
+    sampling::{SamplingError, SamplingParams},
 };
-use shmproto::message::{ErrorCode, Generate, Pooling, Precision, Sampling, WireError};
+use shmproto::message::{ErrorCode, Generate, Pooling, Precision, WireError};
 
 use super::{
     EngineLimits,
@@ -190,7 +190,7 @@ pub(super) fn check(
     check_tokens("expected", &request.expected, vocab_size)?;
     let end = check_length(request, limits, virtual_tokens)?;
     Ok(GenerationSpec {
-        sampling: SamplingParams::new(sampling_request(&request.sampling), vocab_size)?,
+        sampling: SamplingParams::new(request.sampling.clone(), vocab_size)?,
         stop_tokens: request.stop_tokens.clone(),
         min_tokens: request.min_tokens as usize,
         generated_before: check_generated(request)?,
@@ -290,18 +290,4 @@ fn check_length(
 
 fn deadline(deadline_ms: u32, received_at: Instant) -> Option<Instant> {
     (deadline_ms > 0).then(|| received_at + Duration::from_millis(deadline_ms.into()))
-}
-
-fn sampling_request(wire: &Sampling) -> SamplingRequest {
-    SamplingRequest {
-        temperature: wire.temperature,
-        top_k: wire.top_k,
-        top_p: wire.top_p,
-        min_p: wire.min_p,
-        presence_penalty: wire.presence_penalty,
-        frequency_penalty: wire.frequency_penalty,
-        repetition_penalty: wire.repetition_penalty,
-        logit_bias: wire.logit_bias.clone(),
-        seed: wire.seed,
-    }
 }

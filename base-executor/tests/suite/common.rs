@@ -269,17 +269,7 @@ fn check_aliasing(batch: &[SequenceSlice<'_, FakeAdapter>]) {
 }
 
 pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
-    let sampling = Sampling {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Vec::new(),
-        seed: request,
-    };
+    let sampling = Sampling { temperature: 0.0, seed: request, ..Sampling::default() };
     Generate {
         request,
         adapter: None,

@@ -12,7 +12,7 @@ use client::{
 };
 use model::{
     client_weights::client_base::ClientBase,
-    sampling::{SamplingParams, SamplingRequest},
+    sampling::{Sampling, SamplingParams},
 };
 
 use crate::workload;
@@ -65,7 +65,7 @@ impl Decoder {
         temperature: f32,
         guesser: Option<ClientDrafter<'_>>,
     ) -> Result<Generated> {
-        let request = SamplingRequest { temperature, seed: 1, ..SamplingRequest::default() };
+        let request = Sampling { temperature, seed: 1, ..Sampling::default() };
         let sampling = SamplingParams::new(request, self.0.config().vocab_size).context("no sampling")?;
         let task = GenerateRequest { prompt, sampling, max_tokens: tokens, stop_tokens: Vec::new() };
         let mut go_on = |_| ControlFlow::Continue(());

@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
-use model::sampling::{SamplingParams, SamplingRequest};
+use model::sampling::{Sampling, SamplingParams};
 use serde_json::json;
 
 use super::{
@@ -50,7 +50,7 @@ fn measure(
     let length = u32::try_from(arguments.prompt_tokens.max(1)).unwrap_or(u32::MAX);
     let prompt: Vec<u32> =
         (0..length).map(|at| at.wrapping_mul(7919).wrapping_add(run * 104_729 + 1) % vocabulary).collect();
-    let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     let sampling =
         SamplingParams::new(greedy, vocab_size).map_err(|error| CliError::Usage(error.to_string()))?;
     // Without stop tokens all runs have the same length.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use model::{
     resident::KvDtype,
-    sampling::{SamplingParams, SamplingRequest},
+    sampling::{Sampling, SamplingParams},
     sources::open::OpenError,
 };
 use model_files::generation_defaults::GenerationDefaults;
@@ -76,8 +76,8 @@ impl SamplingArguments {
     /// Returns the sampling parameters: the options, else the model's generation defaults.
     pub(super) fn params(&self, ready: &ReadyModel) -> Result<SamplingParams, CliError> {
         let defaults = &ready.defaults;
-        let neutral = SamplingRequest::default();
-        let request = SamplingRequest {
+        let neutral = Sampling::default();
+        let request = Sampling {
             temperature: self.temperature.or(defaults.temperature).unwrap_or(neutral.temperature),
             top_p: self.top_p.or(defaults.top_p).unwrap_or(neutral.top_p),
             top_k: self.top_k.or(defaults.top_k).unwrap_or(neutral.top_k),

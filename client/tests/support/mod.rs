@@ -28,7 +28,7 @@ use model::{
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
     linear_sites::{EvaluateSites as _, catalog_sites},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
+    sampling::{Sampling, SamplingParams, TokenCounts, sample},
     sources::open::open,
 };
 use shmproto::layer::{
@@ -134,7 +134,7 @@ pub fn tokens(count: u32, vocab_size: usize) -> Vec<u32> {
 }
 
 pub fn sampling(vocab_size: usize, temperature: f32, seed: u64) -> SamplingParams {
-    let request = SamplingRequest { temperature, seed, ..SamplingRequest::default() };
+    let request = Sampling { temperature, seed, ..Sampling::default() };
     SamplingParams::new(request, vocab_size).unwrap()
 }
 

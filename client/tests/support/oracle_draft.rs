@@ -7,7 +7,7 @@ use client::{
     speculative::ClientDrafter,
     split_model::{ClientAdapter, SplitModel},
 };
-use model::sampling::{SamplingParams, SamplingRequest};
+use model::sampling::{Sampling, SamplingParams};
 use speculation::{
     draft::{Draft, DraftToken},
     tree::{NodeId, TokenTree},
@@ -60,14 +60,10 @@ pub fn drafted(
 
 /// Greedy sampling, and three seeds, one of them with penalties, which count earlier tokens.
 pub fn samplings(vocab_size: usize) -> Vec<SamplingParams> {
-    let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
-    let seeded = |seed| SamplingRequest { temperature: 0.8, seed, ..SamplingRequest::default() };
-    let penalized = SamplingRequest {
-        repetition_penalty: 1.3,
-        presence_penalty: 0.4,
-        frequency_penalty: 0.2,
-        ..seeded(3)
-    };
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let seeded = |seed| Sampling { temperature: 0.8, seed, ..Sampling::default() };
+    let penalized =
+        Sampling { repetition_penalty: 1.3, presence_penalty: 0.4, frequency_penalty: 0.2, ..seeded(3) };
     let params = |request| SamplingParams::new(request, vocab_size).unwrap();
     [greedy, seeded(1), seeded(2), penalized].map(params).into()
 }

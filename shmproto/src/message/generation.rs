@@ -4,7 +4,7 @@ use super::{AdapterIdBytes, OwnerBytes, RequestId, WireError};
 use crate::{wire_enum, wire_struct};
 
 wire_struct! {
-    /// Parameters of token sampling. Neutral values switch a filter off.
+    /// Parameters of token sampling. Neutral values switch a filter off, and the default is neutral.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Sampling {
         /// Sampling temperature; 0 is greedy.
@@ -25,6 +25,22 @@ wire_struct! {
         pub logit_bias: Vec<(u32, f32)>,
         /// Key of the counter-based generator, together with the position.
         pub seed: u64,
+    }
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
     }
 }
 

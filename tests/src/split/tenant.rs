@@ -15,7 +15,7 @@ use client::{
 use model::{
     client_weights::client_base::ClientBase,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
-    sampling::{SamplingParams, SamplingRequest, logprobs},
+    sampling::{Sampling, SamplingParams, logprobs},
 };
 use shmproto::layer::SitePath;
 use speculation::ngram::{AcceptanceTable, Ngram};
@@ -139,7 +139,7 @@ impl SplitTenant {
     /// Describes the generation of `count` tokens after `prompt`: greedy, or sampled with a seed.
     fn task(&self, prompt: &[u32], count: usize, seed: Option<u64>) -> GenerateRequest {
         let temperature = if seed.is_some() { TEMPERATURE } else { 0.0 };
-        let request = SamplingRequest { temperature, seed: seed.unwrap_or(0), ..SamplingRequest::default() };
+        let request = Sampling { temperature, seed: seed.unwrap_or(0), ..Sampling::default() };
         let sampling = SamplingParams::new(request, self.model.config().vocab_size).expect("it is possible");
         GenerateRequest { prompt: prompt.to_vec(), sampling, max_tokens: count, stop_tokens: Vec::new() }
     }

@@ -26,8 +26,6 @@ const TWINS: &[&str] = &[
     "Activations Quantize",
     "BlasProduct BlasShape",
     "Rotate RotateGradient",
-    // Parameters of sampling, and their record in a receipt, whose format may not change with them.
-    "Sampler SamplingRequest",
     // Options of the simulator, and their parsed form.
     "Forecast SimulationOptions",
     "Observation SimulationReport",

@@ -19,8 +19,7 @@ use std::collections::HashMap;
 
 use candidates::Candidates;
 pub use request::{
-    Drawn, LOGIT_BIAS_RANGE, PENALTY_RANGE, Probability, SamplingError, SamplingParams, SamplingRequest,
-    TokenDraw,
+    Drawn, LOGIT_BIAS_RANGE, PENALTY_RANGE, Probability, Sampling, SamplingError, SamplingParams, TokenDraw,
 };
 use scheduling::random::Rng;
 pub use softmax::LOGPROB_FLOOR;
@@ -120,7 +119,7 @@ fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
 
 /// Applies the repetition penalty of transformers' `RepetitionPenaltyLogitsProcessor` (prompt and
 /// completion), then OpenAI's presence and frequency penalties (completion only).
-fn penalize(logits: &mut [f32], request: &SamplingRequest, history: &TokenCounts) {
+fn penalize(logits: &mut [f32], request: &Sampling, history: &TokenCounts) {
     let repetition = request.repetition_penalty;
     for (&token, seen) in &history.seen {
         set(logits, token, |logit| {

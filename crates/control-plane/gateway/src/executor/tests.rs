@@ -156,17 +156,7 @@ pub(crate) fn welcome() -> Welcome {
 }
 
 fn sequence() -> Generate {
-    let sampling = Sampling {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Vec::new(),
-        seed: 0,
-    };
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     Generate {
         request: 0,
         adapter: None,

@@ -78,17 +78,7 @@ impl Params {
     #[must_use]
     pub fn plain(seed: u64) -> Self {
         Self {
-            sampling: Sampling {
-                temperature: 1.0,
-                top_k: 0,
-                top_p: 1.0,
-                min_p: 0.0,
-                presence_penalty: 0.0,
-                frequency_penalty: 0.0,
-                repetition_penalty: 1.0,
-                logit_bias: Vec::new(),
-                seed,
-            },
+            sampling: Sampling { seed, ..Sampling::default() },
             max_tokens: None,
             min_tokens: 0,
             stop: None,

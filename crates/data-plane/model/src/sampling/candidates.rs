@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, collections::BinaryHeap};
 
 use super::{
-    request::SamplingRequest,
+    request::Sampling,
     softmax::{Scale, TokenWeights, clean},
 };
 
@@ -85,7 +85,7 @@ pub(super) struct Candidates(Vec<(u32, f64)>);
 
 impl Candidates {
     /// Applies the filters of `request` to clean `logits`; `None` means that no filter is set.
-    pub(super) fn select(logits: &[f32], scale: Scale, request: &SamplingRequest) -> Option<Self> {
+    pub(super) fn select(logits: &[f32], scale: Scale, request: &Sampling) -> Option<Self> {
         let top_k = usize::try_from(request.top_k).unwrap_or(usize::MAX);
         let weight = |ranked: &RankedLogit| f64::from(scale.weight(ranked.logit));
         let (found, total) = if (1..logits.len()).contains(&top_k) {
@@ -108,7 +108,7 @@ impl Candidates {
     /// Returns the prefix of `ranked` that top-p and min-p leave; `top_p` is a fraction of `total`. A token
     /// stays if the tokens before it hold less than `top_p` (transformers' `TopPLogitsWarper`) and it has
     /// `min_p` of the first one's weight (`MinPLogitsWarper`). The first token always stays.
-    fn cut(ranked: impl Iterator<Item = (u32, f64)>, total: f64, request: &SamplingRequest) -> Self {
+    fn cut(ranked: impl Iterator<Item = (u32, f64)>, total: f64, request: &Sampling) -> Self {
         let enough = if request.top_p < 1.0 { f64::from(request.top_p) * total } else { f64::INFINITY };
         let least = f64::from(request.min_p);
         let mut before = 0.0;

@@ -1,11 +1,13 @@
 //! Checked sampling parameters, and their form for draws on the device.
 
 use scheduling::random::Rng;
+pub use shmproto::message::Sampling;
 
 /// OpenAI's documented range of presence and frequency penalties, both ends included.
 pub const PENALTY_RANGE: (f32, f32) = (-2.0, 2.0);
 /// OpenAI's documented range of a logit bias, both ends included.
 pub const LOGIT_BIAS_RANGE: (f32, f32) = (-100.0, 100.0);
+
 /// Reasons for refusing sampling parameters.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SamplingError {
@@ -31,55 +33,16 @@ pub enum SamplingError {
     },
 }
 
-/// Unchecked sampling parameters. The default is neutral: temperature 1, every filter and penalty off.
+/// A [`Sampling`] whose values are all valid.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SamplingRequest {
-    /// Divisor of the logits; 0 means greedy decoding.
-    pub temperature: f32,
-    /// Number of most likely tokens to keep; 0 keeps all.
-    pub top_k: u32,
-    /// Probability sum up to which the most likely tokens are kept; 1 keeps all.
-    pub top_p: f32,
-    /// Minimum probability of a token relative to the most likely one; 0 keeps all.
-    pub min_p: f32,
-    /// Amount subtracted once from the logit of every token in the completion; 0 is off.
-    pub presence_penalty: f32,
-    /// Amount subtracted for each occurrence in the completion; 0 is off.
-    pub frequency_penalty: f32,
-    /// Divisor of positive and factor of negative logits of tokens in prompt or completion; 1 is off.
-    pub repetition_penalty: f32,
-    /// Amounts added to the logits of these tokens.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random generator; draws depend on seed and position.
-    pub seed: u64,
-}
-
-impl Default for SamplingRequest {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-            logit_bias: Vec::new(),
-            seed: 0,
-        }
-    }
-}
-
-/// A [`SamplingRequest`] whose values are all valid.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SamplingParams(SamplingRequest);
+pub struct SamplingParams(Sampling);
 
 impl SamplingParams {
     /// Checks `request` for a model with `vocab_size` tokens.
     ///
     /// # Errors
     /// A value is out of range, or a bias names a token that does not exist; the error names the field.
-    pub fn new(request: SamplingRequest, vocab_size: usize) -> Result<Self, SamplingError> {
+    pub fn new(request: Sampling, vocab_size: usize) -> Result<Self, SamplingError> {
         let penalty = PENALTY_RANGE.0..=PENALTY_RANGE.1;
         let r = &request;
         let check = |field, value: f32, ok, expected| {
@@ -120,7 +83,7 @@ impl SamplingParams {
 
     /// Returns the checked request.
     #[must_use]
-    pub fn request(&self) -> &SamplingRequest {
+    pub fn request(&self) -> &Sampling {
         &self.0
     }
 
@@ -128,7 +91,7 @@ impl SamplingParams {
     /// or biases must change the logits first.
     #[must_use]
     pub fn draw(&self, position: u64, probability: Probability) -> Option<TokenDraw> {
-        let &SamplingRequest { temperature, top_k, top_p, min_p, seed, .. } = &self.0;
+        let &Sampling { temperature, top_k, top_p, min_p, seed, .. } = &self.0;
         let is_plain = !self.needs_history() && self.0.logit_bias.is_empty();
         let uniform = Rng::seeded(seed).uniform(position);
         is_plain.then_some(TokenDraw { temperature, top_k, top_p, min_p, uniform, probability })
@@ -151,7 +114,7 @@ pub enum Probability {
     Unwanted,
 }
 
-/// Parameters for drawing a token from its logits alone; the fields are those of [`SamplingRequest`].
+/// Parameters for drawing a token from its logits alone; the fields are those of [`Sampling`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[expect(missing_docs, reason = "said where they come from")]
 pub struct TokenDraw {

@@ -7,7 +7,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
     resident::KvDtype,
-    sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
+    sampling::{self, Probability, Sampling, SamplingParams, TokenCounts},
 };
 use types::BlockId;
 
@@ -142,10 +142,10 @@ fn tokens_drawn_on_the_device_are_those_drawn_from_its_logits() {
     let mut pass = on_device(&cuda, MODEL, Graphs::Use);
     assert!(pass.draws());
     let requests = [
-        SamplingRequest { temperature: 0.0, ..SamplingRequest::default() },
-        SamplingRequest::default(),
-        SamplingRequest { temperature: 0.7, top_p: 0.8, seed: 7, ..SamplingRequest::default() },
-        SamplingRequest { top_k: 5, min_p: 0.05, seed: 9, ..SamplingRequest::default() },
+        Sampling { temperature: 0.0, ..Sampling::default() },
+        Sampling::default(),
+        Sampling { temperature: 0.7, top_p: 0.8, seed: 7, ..Sampling::default() },
+        Sampling { top_k: 5, min_p: 0.05, seed: 9, ..Sampling::default() },
     ];
     let params = requests.map(|request| SamplingParams::new(request, pass.vocab_size()).unwrap());
     let sequences: Vec<CudaSequence<'_>> = (0..5).map(|index| CudaSequence::new(index, 20, None)).collect();

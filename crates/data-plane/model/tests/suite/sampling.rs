@@ -1,22 +1,22 @@
 //! Sampling against transformers' logits processors and torch.
 
 use model::sampling::{
-    LOGPROB_FLOOR, SamplingError, SamplingParams, SamplingRequest, TokenCounts, logprobs, sample,
+    LOGPROB_FLOOR, Sampling, SamplingError, SamplingParams, TokenCounts, logprobs, sample,
 };
 use proptest::prelude::*;
 use scheduling::random::Rng;
 use serde_json::Value;
 
-fn neutral() -> SamplingRequest {
-    SamplingRequest::default()
+fn neutral() -> Sampling {
+    Sampling::default()
 }
 
-fn params(request: SamplingRequest, vocab_size: usize) -> SamplingParams {
+fn params(request: Sampling, vocab_size: usize) -> SamplingParams {
     SamplingParams::new(request, vocab_size).unwrap()
 }
 
-fn greedy() -> SamplingRequest {
-    SamplingRequest { temperature: 0.0, ..neutral() }
+fn greedy() -> Sampling {
+    Sampling { temperature: 0.0, ..neutral() }
 }
 
 /// Golden samples, made by `crates/shared/text/tests/golden/make_golden.py`.
@@ -32,9 +32,9 @@ fn floats(value: &Value) -> Vec<f32> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-fn request(setting: &Value) -> SamplingRequest {
+fn request(setting: &Value) -> Sampling {
     let float = |name: &str, default: f32| setting[name].as_f64().map_or(default, |value| value as f32);
-    SamplingRequest {
+    Sampling {
         temperature: float("temperature", 1.0),
         top_k: setting["top_k"].as_u64().unwrap_or(0) as u32,
         top_p: float("top_p", 1.0),
@@ -51,7 +51,7 @@ fn draws_follow_the_distribution_that_transformers_leaves() {
     let history = TokenCounts::of_prompt(&ids(&golden["history"]));
     for (index, case) in (0u64..).zip(golden["cases"].as_array().unwrap()) {
         let row = floats(&golden["rows"][case["row"].as_u64().unwrap() as usize]);
-        let params = params(SamplingRequest { seed: index, ..request(&case["setting"]) }, row.len());
+        let params = params(Sampling { seed: index, ..request(&case["setting"]) }, row.len());
         let expected: Vec<f64> = serde_json::from_value(case["probabilities"].clone()).unwrap();
         let mut counts = vec![0u64; row.len()];
         for position in 0..DRAWS {
@@ -102,7 +102,7 @@ fn greedy_takes_the_largest_logit_and_the_lowest_id_on_ties() {
 }
 
 /// The greedy choice from four logits with `change` made to the parameters.
-fn choose(change: impl FnOnce(&mut SamplingRequest), prompt: &[u32], completion: &[u32]) -> u32 {
+fn choose(change: impl FnOnce(&mut Sampling), prompt: &[u32], completion: &[u32]) -> u32 {
     let mut counts = TokenCounts::of_prompt(prompt);
     completion.iter().for_each(|&token| counts.push_completion(token));
     let mut request = greedy();
@@ -112,17 +112,17 @@ fn choose(change: impl FnOnce(&mut SamplingRequest), prompt: &[u32], completion:
 
 #[test]
 fn presence_and_frequency_penalties_look_at_the_completion() {
-    let presence = |r: &mut SamplingRequest| r.presence_penalty = 1.5;
+    let presence = |r: &mut Sampling| r.presence_penalty = 1.5;
     assert_eq!(choose(presence, &[2], &[]), 2);
     assert_eq!(choose(presence, &[], &[2, 2]), 1);
-    let frequency = |r: &mut SamplingRequest| r.frequency_penalty = 0.6;
+    let frequency = |r: &mut Sampling| r.frequency_penalty = 0.6;
     assert_eq!(choose(frequency, &[2, 2], &[2]), 2);
     assert_eq!(choose(frequency, &[], &[2, 2]), 1);
 }
 
 #[test]
 fn the_repetition_penalty_looks_at_prompt_and_completion() {
-    let repetition = |r: &mut SamplingRequest| r.repetition_penalty = 2.0;
+    let repetition = |r: &mut Sampling| r.repetition_penalty = 2.0;
     assert_eq!(choose(repetition, &[2], &[]), 1);
     assert_eq!(choose(repetition, &[1], &[2]), 2);
 }
@@ -131,7 +131,7 @@ fn the_repetition_penalty_looks_at_prompt_and_completion() {
 fn the_bias_comes_before_the_penalties() {
     assert_eq!(choose(|r| r.logit_bias = vec![(3, 6.0)], &[], &[]), 3);
     // (-1 + 6) / 2 = 2.5, less than 3: the sum is penalized. In the other order it would be -2 + 6 = 4.
-    let both = |r: &mut SamplingRequest| {
+    let both = |r: &mut Sampling| {
         r.logit_bias = vec![(3, 6.0)];
         r.repetition_penalty = 2.0;
     };
@@ -139,7 +139,7 @@ fn the_bias_comes_before_the_penalties() {
     assert_eq!(choose(both, &[2], &[]), 3);
 }
 
-type Spoil = fn(&mut SamplingRequest);
+type Spoil = fn(&mut Sampling);
 
 #[test]
 fn parameters_out_of_range_are_refused_by_name() {
@@ -197,7 +197,7 @@ fn the_generator_is_uniform_over_positions_and_over_seeds() {
 #[test]
 fn a_redo_draws_the_same_token_and_other_positions_draw_others() {
     let row: Vec<f32> = (0..1000).map(|token| (token % 17) as f32 * 0.1).collect();
-    let params = params(SamplingRequest { seed: 7, ..neutral() }, row.len());
+    let params = params(Sampling { seed: 7, ..neutral() }, row.len());
     let draw = |position| sample(&mut row.clone(), &params, &TokenCounts::default(), position, &[]);
     let first: Vec<u32> = (0..50).map(draw).collect();
     assert_eq!(first, (0..50).map(draw).collect::<Vec<_>>());
@@ -207,7 +207,7 @@ fn a_redo_draws_the_same_token_and_other_positions_draw_others() {
 #[test]
 fn impossible_rows_yield_a_token_and_the_floor() {
     for row in [vec![f32::NAN; 8], vec![f32::NEG_INFINITY; 8], vec![f32::INFINITY; 8]] {
-        for request in [greedy(), neutral(), SamplingRequest { top_k: 3, top_p: 0.5, ..neutral() }] {
+        for request in [greedy(), neutral(), Sampling { top_k: 3, top_p: 0.5, ..neutral() }] {
             assert!(sample(&mut row.clone(), &params(request, 8), &TokenCounts::default(), 3, &[]) < 8);
         }
         assert!(logprobs(&row, 0, 3).0 >= LOGPROB_FLOOR);
@@ -218,7 +218,7 @@ fn impossible_rows_yield_a_token_and_the_floor() {
 }
 
 /// Tokens that the three filters keep, by their definition with a sorted row.
-fn kept_by_sorting(row: &[f32], request: &SamplingRequest) -> Vec<u32> {
+fn kept_by_sorting(row: &[f32], request: &Sampling) -> Vec<u32> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut ranked: Vec<(u32, f64)> = (0..)
         .zip(row)
@@ -250,7 +250,7 @@ proptest! {
         min_p in 0.0f32..0.5,
         seed: u64,
     ) {
-        let request = SamplingRequest { temperature, top_k, top_p, min_p, seed, ..neutral() };
+        let request = Sampling { temperature, top_k, top_p, min_p, seed, ..neutral() };
         let kept = kept_by_sorting(&row, &request);
         let params = params(request, row.len());
         for position in 0..20 {
@@ -269,7 +269,7 @@ proptest! {
     ) {
         let mut row: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
         let count = row.len();
-        let request = SamplingRequest { temperature, top_k, top_p, repetition_penalty, ..neutral() };
+        let request = Sampling { temperature, top_k, top_p, repetition_penalty, ..neutral() };
         let params = params(request, count);
         let (logprob, top) = logprobs(&row, 0, 4);
         prop_assert!(!logprob.is_nan() && top.iter().all(|(_, logprob)| !logprob.is_nan()));
