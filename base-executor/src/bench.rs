@@ -12,7 +12,7 @@ use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         layout::{block_groups, expert_targets, group_targets, linear_shape},
@@ -166,8 +166,8 @@ fn on_gpu(
 ) -> anyhow::Result<CudaModel> {
     let cuda = Cuda::open(ordinal)?;
     let weights = CudaWeights::load(source, &cuda, threads, &|_| {})?;
-    let kv_bytes = KvPool::block_bytes(weights.kv_shape(KvDtype::Auto)) * blocks;
-    Ok(CudaModel::new(weights, &CudaOptions { kv_bytes, kv_dtype: KvDtype::Auto, graphs: Graphs::Use })?)
+    let kv_bytes = KvPool::block_bytes(weights.kv_shape(None)) * blocks;
+    Ok(CudaModel::new(weights, &CudaOptions { kv_bytes, kv_dtype: None, graphs: Graphs::Use })?)
 }
 
 fn time<P: ForwardPass>(

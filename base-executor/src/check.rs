@@ -18,7 +18,7 @@ use model::{
     },
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::source::{Target, TensorId, WeightSource},
 };
 use model_files::location::{hub_cache, resolve};
@@ -196,9 +196,9 @@ fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> 
     let cores = process::allowed_cores()?;
     let weights = LoadedWeights::load(source, cores.len())?;
     let blocks = (adapter.virtual_tokens() + PROBE_TOKENS as usize).div_ceil(BLOCK_TOKENS);
-    let kv_bytes = blocks * weights.kv_shape(KvDtype::Auto).block_bytes();
+    let kv_bytes = blocks * weights.kv_shape(None).block_bytes();
     let blocks: Vec<BlockId> = (0..).map(BlockId).take(blocks).collect();
-    let options = ResidentOptions { cores, kv_bytes, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores, kv_bytes, kv_dtype: None };
     let mut model = ResidentModel::new(weights, &options)?;
     let vocab = u32::try_from(model.vocab_size()).unwrap_or(u32::MAX).max(1);
     let tokens: Vec<u32> = (0..PROBE_TOKENS).map(|index| (index * 7919 + 1) % vocab).collect();

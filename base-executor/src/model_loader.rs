@@ -26,10 +26,10 @@ use model::{
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
     precision::{BaseNumerics, Precision},
-    resident::{KvDtype, SharedBase},
+    resident::SharedBase,
     shape::config::ModelConfig,
 };
-use settings::AdapterDtype;
+use settings::{AdapterDtype, KvDtype};
 use shmproto::message::DeviceFacts;
 
 use self::drafting::Drafting;
@@ -84,13 +84,14 @@ pub struct ModelFacts {
     pub kv_blocks: u32,
 }
 
-pub(crate) fn kv_dtype(asked: settings::KvDtype) -> KvDtype {
-    match asked {
-        settings::KvDtype::Auto => KvDtype::Auto,
-        settings::KvDtype::F32 => KvDtype::F32,
-        settings::KvDtype::F16 => KvDtype::F16,
-        settings::KvDtype::Bf16 => KvDtype::Bf16,
-        settings::KvDtype::Int8 => KvDtype::Int8,
+/// Returns the element type of the KV cache that is set; `None` for `auto`.
+pub(crate) fn kv_dtype(set: KvDtype) -> Option<KvPrecision> {
+    match set {
+        KvDtype::Auto => None,
+        KvDtype::F32 => Some(KvPrecision::F32),
+        KvDtype::F16 => Some(KvPrecision::F16),
+        KvDtype::Bf16 => Some(KvPrecision::Bf16),
+        KvDtype::Int8 => Some(KvPrecision::Int8),
     }
 }
 

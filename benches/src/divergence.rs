@@ -13,7 +13,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     precision::Precision,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     sources::{dequantized::Dequantized, gguf::GgufSource},
 };
 use model_files::gguf::GgufFile;
@@ -38,16 +38,16 @@ pub(crate) const TEXT: &str = concat!(
 );
 
 /// Rounding of activations, and dtype of the KV cache.
-pub(crate) type NumericConfig = (Precision, KvDtype);
+pub(crate) type NumericConfig = (Precision, Option<KvPrecision>);
 
 pub(crate) const NUMBERS: [(&str, NumericConfig); 7] = [
-    ("int8", (Precision::Int8, KvDtype::F16)),
-    ("mixed", (Precision::Mixed, KvDtype::F16)),
-    ("bf16", (Precision::Bf16, KvDtype::F16)),
-    ("bf16, keys and values bf16", (Precision::Bf16, KvDtype::Bf16)),
-    ("int15", (Precision::Int15, KvDtype::F16)),
-    ("mixed, keys and values bf16", (Precision::Mixed, KvDtype::Bf16)),
-    ("mixed, keys and values int8", (Precision::Mixed, KvDtype::Int8)),
+    ("int8", (Precision::Int8, Some(KvPrecision::F16))),
+    ("mixed", (Precision::Mixed, Some(KvPrecision::F16))),
+    ("bf16", (Precision::Bf16, Some(KvPrecision::F16))),
+    ("bf16, keys and values bf16", (Precision::Bf16, Some(KvPrecision::Bf16))),
+    ("int15", (Precision::Int15, Some(KvPrecision::F16))),
+    ("mixed, keys and values bf16", (Precision::Mixed, Some(KvPrecision::Bf16))),
+    ("mixed, keys and values int8", (Precision::Mixed, Some(KvPrecision::Int8))),
 ];
 
 /// Measures each precision of the model, beside `int8`.
@@ -91,7 +91,7 @@ impl<'a> DivergenceReference<'a> {
         let windows: Vec<_> = tokens.chunks_exact(WINDOW).take(WINDOWS).map(<[u32]>::to_vec).collect();
         ensure!(windows.len() == WINDOWS, "the text has only {} tokens", tokens.len());
         let weights = LoadedWeights::load(&Dequantized(GgufSource::open(file)?), threads)?;
-        let mut adapted = AdaptedModel::new(weights, KvDtype::F32, adapter)?;
+        let mut adapted = AdaptedModel::new(weights, Some(KvPrecision::F32), adapter)?;
         let expected = windows.iter().map(|tokens| adapted.judged(tokens)).collect();
         Ok(Self { file, threads, adapter, windows, expected })
     }
@@ -120,7 +120,7 @@ struct AdaptedModel {
 }
 
 impl AdaptedModel {
-    fn new(weights: LoadedWeights, kv_dtype: KvDtype, adapter: Option<&Path>) -> Result<Self> {
+    fn new(weights: LoadedWeights, kv_dtype: Option<KvPrecision>, adapter: Option<&Path>) -> Result<Self> {
         let (config, precision) = (weights.config(), weights.adapter_precision());
         let adapter = adapter.map(|path| Adapter::read(path, config)).transpose()?;
         let prepared = adapter.map(|adapter| PreparedAdapter::new(&adapter, config, precision));

@@ -16,7 +16,7 @@ use base_executor::{
 };
 use model::{
     forward::BLOCK_TOKENS,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
     weights::served::ServedLayers,
 };
@@ -49,7 +49,7 @@ impl GrammarEngine {
     fn open(config: &SuiteConfig, cores: &Cores, helpers: Option<GrammarWorkers>) -> Result<Self> {
         let weights = LoadedWeights::open(&*open(&config.model)?, None, cores.numbers().len(), &|_| {})?;
         let options =
-            ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto };
+            ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: None };
         let limits = EngineLimits {
             max_running: STREAMS,
             max_waiting: STREAMS,

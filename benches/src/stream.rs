@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
     weight_stream_stats::WeightStreamStats,
     weights::{
@@ -79,7 +79,7 @@ impl StreamedSide {
         let weights = LoadedWeights::open(&*source, streamed, threads, &|_| {})?;
         let sweep_bytes = weights.sweep_bytes();
         let options =
-            ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto };
+            ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: None };
         Ok(Self { model: ResidentModel::new(weights, &options)?, sweep_bytes })
     }
 

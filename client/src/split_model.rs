@@ -22,12 +22,12 @@ use model::{
         prepared::{EncodedAdapter, PreparedAdapter},
     },
     forward::{BLOCK_TOKENS, ModelContext, Scratch, SequenceSlice, run},
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     shape::config::ModelConfig,
 };
 use shmproto::layer::{
     CallClass,
-    control::{self, AdapterDtype, Catalog},
+    control::{AdapterDtype, Catalog, KvDtype},
 };
 use types::{AdapterId, BlockId, TenantId};
 
@@ -46,8 +46,8 @@ pub struct SplitOptions {
     pub cores: Vec<usize>,
     /// Size of the block pool, in bytes.
     pub kv_bytes: usize,
-    /// Dtype of the KV cache; `Auto` takes the one of the executor's engine.
-    pub kv_dtype: KvDtype,
+    /// Dtype of the KV cache; `None` takes the one of the executor's engine.
+    pub kv_dtype: Option<KvPrecision>,
     /// Maximum number of prompt tokens per pass.
     pub chunk_tokens: usize,
     /// Policy for the number of draft tokens per verification.
@@ -59,7 +59,7 @@ impl Default for SplitOptions {
         Self {
             cores: Vec::new(),
             kv_bytes: 256 << 20,
-            kv_dtype: KvDtype::Auto,
+            kv_dtype: None,
             chunk_tokens: 256,
             effort: DraftPolicy::default(),
         }
@@ -111,13 +111,13 @@ pub enum LoadError {
 
 /// Returns the KV precision: as `chosen`, else as in the executor's engine.
 #[must_use]
-pub fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
-    match (chosen, catalog.kv_dtype) {
-        (KvDtype::F32, _) | (KvDtype::Auto, control::KvDtype::F32) => KvPrecision::F32,
-        (KvDtype::F16, _) | (KvDtype::Auto, control::KvDtype::F16) => KvPrecision::F16,
-        (KvDtype::Int8, _) | (KvDtype::Auto, control::KvDtype::Int8) => KvPrecision::Int8,
-        (KvDtype::Bf16, _) | (KvDtype::Auto, control::KvDtype::Bf16) => KvPrecision::Bf16,
-    }
+pub fn kv_precision(catalog: &Catalog, chosen: Option<KvPrecision>) -> KvPrecision {
+    chosen.unwrap_or(match catalog.kv_dtype {
+        KvDtype::F32 => KvPrecision::F32,
+        KvDtype::F16 => KvPrecision::F16,
+        KvDtype::Int8 => KvPrecision::Int8,
+        KvDtype::Bf16 => KvPrecision::Bf16,
+    })
 }
 
 /// Returns the precision of adapters in the executor's engine.

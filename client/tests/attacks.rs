@@ -29,7 +29,7 @@ use model::{
     client_weights::client_base::ClientBase,
     forward::LinearGroup::{GateUp, Head, O, Qkv},
     linear_sites::SiteId,
-    resident::KvDtype,
+    resident::KvPrecision,
 };
 use shmproto::layer::SitePath;
 
@@ -91,7 +91,7 @@ fn an_executor_reads_the_prompt_of_a_client_without_masking_t0() {
     let (prompt, first) = (secret(&base), site(&base, 0, Qkv));
     for masking in [OFF, LINEAR] {
         let curious = curious([first]);
-        pass(&mut client(&curious, masking.clone(), KvDtype::Auto), &prompt, None);
+        pass(&mut client(&curious, masking.clone(), None), &prompt, None);
         let found = Dictionary::new(&base, &curious).read(&curious.forward(first, CallEnd::Sent));
         println!("T0, {}: {:.1} %", name(&masking), 100.0 * agreement(&found, &prompt));
         assert_eq!(found, prompt);
@@ -105,7 +105,7 @@ fn an_executor_recognises_every_noise_it_has_seen_t1() {
     let truths = truth(&prompt, Some(ADAPTER), &sites);
     for noises in [2, 64] {
         let curious = curious(sites.iter().copied());
-        let mut model = client(&curious, paper(noises), KvDtype::Auto);
+        let mut model = client(&curious, paper(noises), None);
         let adapter = model.load_adapter(&example_adapter(ADAPTER)).unwrap();
         pass(&mut model, &prompt, Some(&adapter));
         let (mut found, mut carried) = (Vec::new(), Vec::new());
@@ -140,7 +140,7 @@ fn an_executor_that_recognised_the_noises_takes_them_away_and_reads_the_prompt_t
     let (base, layers) = (base(), [0, 1, 10, 29]);
     let (prompt, sites) = (secret(&base), layers.map(|layer| site(&base, layer, Qkv)));
     let curious = curious(sites);
-    pass(&mut client(&curious, paper(2), KvDtype::Auto), &prompt, None);
+    pass(&mut client(&curious, paper(2), None), &prompt, None);
     let found = Dictionary::new(&base, &curious).read(&bare_inputs(&curious, &base, 0));
     println!("T0 after T1: {:.1} % of {} tokens", 100.0 * agreement(&found, &prompt), prompt.len());
     assert_eq!(found, prompt);
@@ -180,7 +180,7 @@ fn rows_that_share_a_noise_give_it_away_to_somebody_who_never_saw_it_t2() {
     ];
     let sites = places.map(|(site, _)| site);
     let curious = curious(sites);
-    pass(&mut client(&curious, paper(2), KvDtype::Auto), &prompt, None);
+    pass(&mut client(&curious, paper(2), None), &prompt, None);
     let truths = truth(&prompt, None, &sites);
     let bare = places.map(|(site, gains)| {
         without_shared_noise(&every_second(&curious.forward(site, CallEnd::Sent)), gains)
@@ -205,7 +205,7 @@ fn a_secret_combination_of_fewer_noises_than_dimensions_leaves_the_rest_bare_t3(
     for noises in [64, 512] {
         let curious = curious([first]);
         let mask = Box::new(CombinedNoiseMask::new(noises, vec![first], 3));
-        pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt, None);
+        pass(&mut client_with(&curious, None, |_| mask), &prompt, None);
         let uncovered = OrthogonalResidual::by(&curious.noises(first, CallEnd::Sent));
         let found = uncovered.parts(&curious.forward(first, CallEnd::Sent));
         let error = rows_error(&found, &uncovered.parts(&truth));
@@ -225,7 +225,7 @@ fn as_many_noises_as_dimensions_are_the_weights_themselves_t3() {
     let (width, outputs) = (base.config().hidden_size, 32);
     let curious = curious([first]);
     let mask = Box::new(CombinedNoiseMask::new(width + 64, vec![first], 3));
-    pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt[..2], None);
+    pass(&mut client_with(&curious, None, |_| mask), &prompt[..2], None);
     let (noises, effects) = (curious.noises(first, CallEnd::Sent), curious.noises(first, CallEnd::Answered));
     let some_outputs =
         |rows: &FloatRows| Matrix::from_rows(outputs, rows.iter().map(|row| to_f64(&row[..outputs])));
@@ -261,7 +261,7 @@ fn visited(
     base: &ClientBase,
     layers: &[usize],
     prompts: &[u32],
-    victim: (Masking, KvDtype),
+    victim: (Masking, Option<KvPrecision>),
 ) -> CuriousExecutor {
     let kept = layers.iter().flat_map(|&layer| [site(base, layer, Qkv), site(base, layer, O)]);
     let curious = curious(kept.collect::<Vec<SiteId>>());
@@ -277,7 +277,7 @@ fn first_tokens_give_the_adapters_value_projection_away_t4() {
     let adapter = Adapter::read(&example_adapter(ADAPTER), base.config()).unwrap();
     let prompts = distinct_tokens(&base, base.config().hidden_size + 64);
     for masking in [OFF, LINEAR, paper(2)] {
-        let curious = visited(&base, &layers, &prompts, (masking.clone(), KvDtype::F32));
+        let curious = visited(&base, &layers, &prompts, (masking.clone(), Some(KvPrecision::F32)));
         for layer in layers {
             let (crossed, carried) = crossed(&curious, &base, layer, &masking);
             let StolenAdapter { rank, delta } = steal(&crossed, base.config(), &carried);
@@ -297,9 +297,9 @@ fn values_kept_in_16_bits_make_the_stolen_projection_rougher_but_hardly_its_effe
     let (seen, unseen) = (2 * base.config().hidden_size + 128, 64);
     let prompts = distinct_tokens(&base, seen + unseen);
     let (prompts, others) = prompts.split_at(seen);
-    let elsewhere = visited(&base, &layers, others, (OFF, KvDtype::Auto));
+    let elsewhere = visited(&base, &layers, others, (OFF, None));
     for masking in [OFF, paper(2)] {
-        let curious = visited(&base, &layers, prompts, (masking.clone(), KvDtype::Auto));
+        let curious = visited(&base, &layers, prompts, (masking.clone(), None));
         for layer in layers {
             let (crossed, carried) = crossed(&curious, &base, layer, &masking);
             let StolenAdapter { rank, delta } = steal(&crossed, base.config(), &carried);

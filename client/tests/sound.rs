@@ -39,7 +39,7 @@ use model::{
     client_weights::client_base::ClientBase,
     forward::LinearGroup::{Head, O, Qkv},
     linear_sites::SiteId,
-    resident::KvDtype,
+    resident::KvPrecision,
     site_model::SiteModel,
 };
 use shmproto::layer::{SiteOp, SitePath};
@@ -104,7 +104,7 @@ impl VictimClient {
     fn visited(mode: Mode, base: &ClientBase, prompts: &[u32]) -> Self {
         let sites = LAYERS.into_iter().flat_map(|layer| [site(base, layer, Qkv), site(base, layer, O)]);
         let victim = Self::new(mode, &sites.collect::<Vec<_>>());
-        let mut model = client(&victim.first, victim.masking.clone(), KvDtype::F32);
+        let mut model = client(&victim.first, victim.masking.clone(), Some(KvPrecision::F32));
         let adapter = model.load_adapter(&example_adapter(ADAPTER)).unwrap();
         first_tokens(&mut model, prompts, Some(&adapter));
         victim
@@ -223,8 +223,7 @@ fn twice(mode: Mode) -> (FloatRows, FloatRows, Vec<u32>, CuriousExecutor) {
     let prompt = Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap();
     let first = site(&base, 0, Qkv);
     let victim = VictimClient::new(mode, &[first]);
-    (0..2)
-        .for_each(|_| pass(&mut client(&victim.first, victim.masking.clone(), KvDtype::Auto), &prompt, None));
+    (0..2).for_each(|_| pass(&mut client(&victim.first, victim.masking.clone(), None), &prompt, None));
     let sent = victim.sent(first).seen();
     assert_eq!(sent.count(), 2 * prompt.len());
     (part(&sent, 0..prompt.len()), part(&sent, prompt.len()..2 * prompt.len()), prompt, victim.first)

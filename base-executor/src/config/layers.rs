@@ -5,11 +5,11 @@ use std::{net::SocketAddr, path::PathBuf, str::FromStr};
 use clap::Args;
 use layer_service::{
     remote::GatewayAccess,
-    settings::{Batching, BatchingPolicy, LayerSettings, Quotas},
+    settings::{Batching, LayerSettings, Quotas},
     start::ListenAddresses,
     tls::TlsFiles,
 };
-use settings::{ByteCount, Fraction, WaitFactor};
+use settings::{BatchingPolicy, ByteCount, Fraction, WaitFactor};
 
 use super::ExecutorConfigError;
 
@@ -44,7 +44,7 @@ pub struct LayerFlags {
     pub max_adapter_file_bytes: ByteCount,
     /// Batching policy of waiting calls.
     #[arg(long = "layer-batching", value_name = "POLICY")]
-    pub batching: settings::Batching,
+    pub batching: BatchingPolicy,
     /// Factor on the default time that calls wait for others to join their batch.
     #[arg(long = "layer-batch-wait-factor", value_name = "FACTOR")]
     pub wait_factor: WaitFactor,
@@ -141,12 +141,8 @@ impl LayerFlags {
     /// Returns the limits and policies of the service.
     #[must_use]
     pub fn settings(&self) -> LayerSettings {
-        let policy = match self.batching {
-            settings::Batching::Opportunistic => BatchingPolicy::Opportunistic,
-            settings::Batching::Alone => BatchingPolicy::None,
-            settings::Batching::Lockstep => BatchingPolicy::Lockstep,
-        };
-        let batching = Batching { policy, wait_factor: self.wait_factor.0, ..Batching::default() };
+        let batching =
+            Batching { policy: self.batching, wait_factor: self.wait_factor.0, ..Batching::default() };
         let quotas = Quotas {
             sessions: self.max_sessions,
             tenant_sessions: self.tenant_sessions,

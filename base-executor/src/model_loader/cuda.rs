@@ -14,7 +14,7 @@ use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::device_copy::DeviceMemory,
     precision::{BaseNumerics, Precision},
-    resident::{KvDtype, SharedBase, kv_shape},
+    resident::{SharedBase, kv_shape},
     shape::{
         config::ModelConfig,
         identity::{HasIdentity as _, HashedWeights},
@@ -213,7 +213,7 @@ pub(crate) fn open_alone(
     let architecture = source.config().architecture.clone();
     let identity = source.identity(text);
     // The layer service keeps no KV cache.
-    let options = CudaOptions { kv_bytes: 0, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
+    let options = CudaOptions { kv_bytes: 0, kv_dtype: None, graphs: Graphs::Avoid };
     let model = CudaModel::new(weights, &options)?;
     Ok(CudaLinearLayers { model, architecture, identity, numerics, bytes })
 }

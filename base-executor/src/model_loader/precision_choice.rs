@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use clap::ValueEnum as _;
 use model::precision::Precision;
 use serde_json::{Value, json};
 
@@ -69,14 +70,8 @@ pub(crate) fn precision_of(set: settings::Precision) -> Option<Precision> {
 }
 
 fn name(precision: Precision) -> &'static str {
-    let set = match precision {
-        Precision::Int8 => settings::Precision::Int8,
-        Precision::Mixed => settings::Precision::Mixed,
-        Precision::Int15 => settings::Precision::Int15,
-        Precision::Bf16 => settings::Precision::Bf16,
-        Precision::Exact => settings::Precision::Exact,
-    };
-    set.as_str()
+    let set = settings::Precision::value_variants().iter().find(|&&set| precision_of(set) == Some(precision));
+    set.expect("every precision can be set").as_str()
 }
 
 /// Reads the hash of a base and the precision that was chosen for it; `None` if there is no file.

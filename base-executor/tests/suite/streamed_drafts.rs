@@ -23,7 +23,7 @@ use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
     forward::ForwardPass as _,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::source::WeightSource,
     sources::open::open,
     weights::{
@@ -55,7 +55,7 @@ type StreamedModel = ResidentModel<ServedLayers>;
 /// The model in memory, or streamed from a slow disk through the smallest double buffer.
 fn model(directory: Option<&Path>) -> StreamedModel {
     let source = open(&golden("models/llama-tied")).unwrap();
-    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: None };
     let weights = match directory {
         None => LoadedWeights::open(&*source, None, 1, &|_| {}).unwrap(),
         Some(directory) => from_disk(&*source, directory),

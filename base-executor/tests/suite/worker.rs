@@ -38,7 +38,7 @@ use model::{
         prepared::{EncodedAdapter, PreparedAdapter},
     },
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         layout::{BLOCK_TARGETS, linear_shape},
@@ -194,7 +194,8 @@ impl Assist for DelayedAssist {
 pub(crate) fn resident(name: &str, threads: usize) -> ResidentModel {
     let source = open(&golden("models").join(name)).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
-    let options = ResidentOptions { cores: vec![0; threads], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
+    let options =
+        ResidentOptions { cores: vec![0; threads], kv_bytes: 16 << 20, kv_dtype: Some(KvPrecision::F32) };
     ResidentModel::new(weights, &options).unwrap()
 }
 

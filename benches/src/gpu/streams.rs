@@ -12,7 +12,6 @@ use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::KvDtype,
     sampling::{Probability, TokenDraw},
 };
 use types::BlockId;
@@ -53,8 +52,8 @@ impl Streams {
         eprintln!("holobiont-bench: {gb:.2} GB of weights made in {:.1} s", began.elapsed().as_secs_f64());
         let blocks_each = (sizes.context + sizes.warm_up + sizes.decoded).div_ceil(BLOCK_TOKENS);
         let blocks = (blocks_each * sizes.adapters.max(8)).max(sizes.prompt.div_ceil(BLOCK_TOKENS));
-        let kv_bytes = KvPool::block_bytes(weights.kv_shape(KvDtype::Auto)) * blocks;
-        let options = CudaOptions { kv_bytes, kv_dtype: KvDtype::Auto, graphs };
+        let kv_bytes = KvPool::block_bytes(weights.kv_shape(None)) * blocks;
+        let options = CudaOptions { kv_bytes, kv_dtype: None, graphs };
         let model = CudaModel::new(weights, &options)?;
         let blocks = (0..u32::try_from(blocks)?).map(BlockId).collect();
         Ok(Self { model, blocks, blocks_each, last: Vec::new(), logits: Vec::new() })

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use model::{precision::Precision, resident::KvDtype};
+use model::{precision::Precision, resident::KvPrecision};
 
 use super::setup::Setup;
 use crate::{
@@ -52,7 +52,7 @@ fn divergences(setup: &Setup, weights: &PeerWeights) -> Result<Vec<Comparison>> 
         let samples = Samples::new(vec![1000.0 * theirs])?;
         let rival =
             PeerSamples { name: "llama-perplexity".to_owned(), format: weights.format.clone(), samples };
-        let is_default = numbers == (Precision::default(), KvDtype::F16);
+        let is_default = numbers == (Precision::default(), Some(KvPrecision::F16));
         let target = is_default.then_some(BenchTarget::ShareAtMost(MAX_DIVERGENCE));
         let case = format!("divergence from f32, {name}");
         Ok(Comparison {

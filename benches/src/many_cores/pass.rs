@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use kernels::{ThreadPool, pool::ParallelRegion};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
 use types::BlockId;
@@ -40,10 +40,10 @@ impl Pass {
     /// If the model cannot be read, or there is no memory.
     pub(super) fn open(path: &Path, cores: &[usize]) -> Result<Self> {
         let weights = LoadedWeights::load(&*open(path)?, cores.len())?;
-        let block_bytes = weights.kv_shape(KvDtype::Auto).block_bytes();
+        let block_bytes = weights.kv_shape(None).block_bytes();
         let blocks = MAX_TOKENS.div_ceil(BLOCK_TOKENS);
         let kv_bytes = MAX_STREAMS * blocks * block_bytes;
-        let options = ResidentOptions { cores: cores[..1].to_vec(), kv_bytes, kv_dtype: KvDtype::Auto };
+        let options = ResidentOptions { cores: cores[..1].to_vec(), kv_bytes, kv_dtype: None };
         let model = ResidentModel::new(weights, &options)?;
         let mut ids = (0..).map(BlockId);
         let streams = (0..MAX_STREAMS).map(|_| ids.by_ref().take(blocks).collect()).collect();

@@ -16,7 +16,7 @@ use model::{
         prepared::PreparedAdapter,
     },
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::source::Target,
     sources::open::open,
 };
@@ -66,7 +66,7 @@ impl PerfModelRig {
         rank: usize,
     ) -> Result<Self> {
         let weights = LoadedWeights::load(&*open(path)?, cores.numbers().len())?;
-        let (precision, shape) = (weights.adapter_precision(), weights.kv_shape(KvDtype::Auto));
+        let (precision, shape) = (weights.adapter_precision(), weights.kv_shape(None));
         let largest = in_image(
             weights.config(),
             encoded(weights.config(), PaddedRank::true_rank(rank), &TARGETS, precision),
@@ -76,7 +76,7 @@ impl PerfModelRig {
         // The tail of an adapter's last block is unused, hence the factor of 2.
         let of_adapter = 2 * largest.device_bytes().div_ceil(shape.block_bytes());
         let kv_bytes = sequences * (blocks + of_adapter) * shape.block_bytes();
-        let options = ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes, kv_dtype: KvDtype::Auto };
+        let options = ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes, kv_dtype: None };
         let model = ResidentModel::new(weights, &options)?;
         let mut ids = (0..).map(BlockId);
         let sequences = (0..sequences).map(|_| ids.by_ref().take(blocks).collect()).collect();

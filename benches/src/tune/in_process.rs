@@ -7,7 +7,7 @@ use kernels::ThreadPool;
 use model::{
     backward::{SavedScope, Trainer},
     client_weights::client_base::ClientBase,
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     shape::source::Target,
     sources::open::open,
     weights::ResidentLayers,
@@ -33,7 +33,7 @@ impl InProcessJob {
         layers.set_precision(precision.of_model());
         let frame = ClientBase::open(model)?.frame;
         let numerics = layers.sites().numerics();
-        let (precision, kv) = (numerics.adapters(), numerics.kv(KvDtype::Auto));
+        let (precision, kv) = (numerics.adapters(), numerics.kv(None));
         let shape = kv_shape(&frame.config, kv);
         let targets = [Target::Q, Target::V].map(TargetModule).into();
         let lora = AdapterSpec::Lora { rank: RANK, alpha: 2.0 * RANK as f64, rslora: false, targets };

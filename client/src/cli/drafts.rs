@@ -10,7 +10,6 @@ use draft_model::{
     draft::ModelDraft,
     load::{DraftError, DraftOptions, by_model},
 };
-use model::resident::KvDtype;
 use model_files::{model_files::ModelFiles, token_list::TokenList};
 use serde_json::{Value, json};
 use speculation::{
@@ -76,7 +75,7 @@ impl DraftArguments {
     ) -> Result<Option<AnyDrafter>, CliError> {
         let load = |path: &Path| -> Result<AnyDrafter, DraftError> {
             let cores = cores.to_vec();
-            let options = DraftOptions { cores, bytes: self.draft_kv_bytes.0, kv_dtype: KvDtype::Auto };
+            let options = DraftOptions { cores, bytes: self.draft_kv_bytes.0, kv_dtype: None };
             let tokens = TokenList::of(files)?;
             let opened = by_model(path, (&tokens, model.config().vocab_size), &options)?;
             Ok(AnyDrafter::Model(Box::new(opened.drafter.text(&[], Calibration::default()))))

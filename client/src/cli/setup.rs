@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use model::{
-    resident::KvDtype,
     sampling::{Sampling, SamplingParams},
     sources::open::OpenError,
 };
@@ -118,7 +117,7 @@ impl SetupArguments {
         let options = SplitOptions {
             cores: self.cores.clone(),
             kv_bytes,
-            kv_dtype: KvDtype::Auto,
+            kv_dtype: None,
             effort: self.drafts.effort(),
             ..SplitOptions::default()
         };

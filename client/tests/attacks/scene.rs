@@ -9,7 +9,7 @@ use model::{
     client_weights::client_base::ClientBase,
     forward::{LinearGroup, LogitRows, SequenceSlice},
     linear_sites::SiteId,
-    resident::KvDtype,
+    resident::KvPrecision,
 };
 use types::BlockId;
 
@@ -35,13 +35,17 @@ pub(crate) fn curious(kept: impl IntoIterator<Item = SiteId>) -> CuriousExecutor
     CuriousExecutor::new(executor(&real_model()), kept)
 }
 
-pub(crate) fn client(curious: &CuriousExecutor, masking: Masking, kv_dtype: KvDtype) -> SplitModel {
+pub(crate) fn client(
+    curious: &CuriousExecutor,
+    masking: Masking,
+    kv_dtype: Option<KvPrecision>,
+) -> SplitModel {
     client_with(curious, kv_dtype, |session| masking.prepare(session, &mut |_, _| {}).unwrap())
 }
 
 pub(crate) fn client_with(
     curious: &CuriousExecutor,
-    kv_dtype: KvDtype,
+    kv_dtype: Option<KvPrecision>,
     mask: impl FnOnce(&mut Session) -> Box<dyn Mask>,
 ) -> SplitModel {
     let mut session = Session::open(Box::new(curious.clone()), ClientSettings { ..settings() }).unwrap();
@@ -96,7 +100,7 @@ pub(crate) fn distinct_tokens(base: &ClientBase, count: usize) -> Vec<u32> {
 pub(crate) fn truth(prompt: &[u32], adapter: Option<&str>, kept: &[SiteId]) -> Vec<FloatRows> {
     use shmproto::layer::SitePath::Linear;
     let curious = curious(kept.iter().copied());
-    let mut model = client(&curious, Masking::Off { path: Linear }, KvDtype::Auto);
+    let mut model = client(&curious, Masking::Off { path: Linear }, None);
     let adapter = adapter.map(|name| model.load_adapter(&crate::support::example_adapter(name)).unwrap());
     pass(&mut model, prompt, adapter.as_ref());
     kept.iter().map(|&site| curious.forward(site, CallEnd::Sent)).collect()

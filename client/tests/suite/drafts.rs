@@ -17,7 +17,6 @@ use client::{
     text::Text,
 };
 use draft_model::load::{DraftError, DraftOptions, by_model};
-use model::resident::KvDtype;
 use model_files::{model_files::ModelFiles, token_list::TokenList};
 use speculation::{
     baselines::BaselineRule,
@@ -275,7 +274,7 @@ fn a_model_drafts_and_the_answer_is_the_adapters() {
     let vocab_size = model.config().vocab_size;
     let own = model.load_adapter(&example_adapter("pirate")).unwrap();
     let tokens = TokenList::of(&ModelFiles::at(&real_model()).unwrap()).unwrap();
-    let options = DraftOptions { cores: Vec::new(), bytes: 32 << 20, kv_dtype: KvDtype::Auto };
+    let options = DraftOptions { cores: Vec::new(), bytes: 32 << 20, kv_dtype: None };
     let opened = by_model(&real_model(), (&tokens, vocab_size), &options).unwrap();
     let mut draft = opened.drafter.text(&[], Calibration::default());
     let prompt = text.encode_raw("The lighthouse keeper had lived on the island for").unwrap();

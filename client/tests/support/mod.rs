@@ -27,7 +27,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
     linear_sites::{EvaluateSites as _, catalog_sites},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     sampling::{Sampling, SamplingParams, TokenCounts, sample},
     sources::open::open,
 };
@@ -45,7 +45,7 @@ pub fn resident(path: &Path) -> (ResidentModel, bool) {
     let source = open(path).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
     let is_exact = weights.adapter_precision() == kernels::lora::LoraPrecision::Exact;
-    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 32 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 32 << 20, kv_dtype: None };
     (ResidentModel::new(weights, &options).unwrap(), is_exact)
 }
 

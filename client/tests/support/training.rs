@@ -18,7 +18,7 @@ use model::{
     client_weights::client_base::ClientBase,
     cpu::Compute,
     forward::ReverseLayers,
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     sources::open::open,
     weights::ResidentLayers,
 };
@@ -29,14 +29,14 @@ use super::settings;
 pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame;
-    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(KvDtype::Auto));
+    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(None));
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
 pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> Trainer<RemoteLayers> {
     let settings = ClientSettings { masking: masking.as_str().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
-    let kv = kv_precision(session.catalog(), KvDtype::Auto);
+    let kv = kv_precision(session.catalog(), None);
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
     let ClientBase { frame, embedding, .. } = ClientBase::open(path).unwrap();
     let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).unwrap();

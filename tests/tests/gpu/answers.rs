@@ -17,7 +17,7 @@ use e2e_tests::{
 };
 use model::{
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     sources::random::RandomSource,
 };
 use serde_json::json;
@@ -64,7 +64,7 @@ fn logits_on_the_cpu(tokens: &[u32]) -> Vec<f32> {
     let directory = small_model();
     let source = RandomSource::open(directory.path(), SEED).expect("the shape is a model's");
     let weights = LoadedWeights::load(&source, 1).expect("the weights are whole");
-    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: None };
     let mut model = ResidentModel::new(weights, &options).expect("there is memory");
     let (blocks, mut logits): (Vec<BlockId>, _) = ((0..8).map(BlockId).collect(), Vec::new());
     let slice = SequenceSlice {

@@ -6,7 +6,7 @@ use kernels::lora::LayoutError;
 use model::{
     adapter::DraftAdapter,
     deltas::prepared::PreparedAdapter,
-    resident::{KvDtype, LoadedWeights, ResidentError, ResidentModel, ResidentOptions, SharedBase},
+    resident::{KvPrecision, LoadedWeights, ResidentError, ResidentModel, ResidentOptions, SharedBase},
     sources::open::{OpenError, open},
     weights::{
         ResidentLayers,
@@ -30,7 +30,7 @@ pub struct DraftOptions {
     /// Maximum bytes of the KV cache and of a shortlist's head rows, which are copied from the base.
     pub bytes: u64,
     /// Element type of the KV cache.
-    pub kv_dtype: KvDtype,
+    pub kv_dtype: Option<KvPrecision>,
 }
 
 /// Reasons why a model cannot draft.

@@ -11,7 +11,7 @@ use draft_model::{
 use model::weights::first::FirstLayers;
 use model::{
     adapter::{Adapter, DraftAdapter, DraftShape, LoraModule, MethodWeights},
-    resident::{KvDtype, LoadedWeights, SharedBase},
+    resident::{KvPrecision, LoadedWeights, SharedBase},
     shape::{layout::linear_shape, source::Target},
     sources::open::open,
 };
@@ -28,7 +28,7 @@ fn base() -> SharedBase {
 }
 
 fn options(bytes: u64) -> DraftOptions {
-    DraftOptions { cores: Vec::new(), bytes, kv_dtype: KvDtype::F16 }
+    DraftOptions { cores: Vec::new(), bytes, kv_dtype: Some(KvPrecision::F16) }
 }
 
 /// Draft adapter of the base's own layers, one of them slightly changed, with `shortlist`.

@@ -55,7 +55,7 @@ pub trait BatchPolicy: fmt::Debug + Send {
 pub fn of(batching: &Batching, sites: usize) -> Box<dyn BatchPolicy> {
     match batching.policy {
         BatchingPolicy::Opportunistic => Box::new(Opportunistic { batching: *batching, sites }),
-        BatchingPolicy::None => Box::new(NoBatching),
+        BatchingPolicy::Alone => Box::new(NoBatching),
         BatchingPolicy::Lockstep => Box::new(Lockstep { round: CallId(0) }),
     }
 }

@@ -2,21 +2,11 @@
 
 use std::time::Duration;
 
+pub use ::settings::BatchingPolicy;
 use ::settings::LayersSection;
 use shmproto::layer::CallClass;
 
 use crate::call_queue::CUT_ROWS;
-
-/// Policy that decides when waiting calls are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BatchingPolicy {
-    /// Computes a call after a wait proportional to its rows, with its whole queue (Symbiosis §3.6).
-    Opportunistic,
-    /// Computes each call alone and at once.
-    None,
-    /// Computes all calls together when every active session waits; for comparison.
-    Lockstep,
-}
 
 /// Parameters of batching calls.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -84,22 +84,6 @@ const fn mixed(group: Option<LinearGroup>) -> f32 {
     }
 }
 
-/// Element type of the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvDtype {
-    /// bf16 beside layers in bf16, 32 bits beside layers that round nothing, else 16 bits.
-    #[default]
-    Auto,
-    /// Float values of 32 bits.
-    F32,
-    /// Float values of 16 bits.
-    F16,
-    /// bf16, multiplied in the order of the matrix unit; only on a CPU.
-    Bf16,
-    /// 8-bit integers with a scale for each key and value of a head; only on a CPU.
-    Int8,
-}
-
 /// Rounding of a base's layers, which decides the data types of its adapters and its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BaseNumerics {
@@ -133,15 +117,14 @@ impl BaseNumerics {
         }
     }
 
-    /// Returns the element type of the KV cache for `dtype`.
+    /// Returns the element type of the KV cache: as `chosen`, else the one that suits the layers.
     #[must_use]
-    pub fn kv(self, dtype: KvDtype) -> KvPrecision {
-        match (dtype, self) {
-            (KvDtype::F32, _) | (KvDtype::Auto, Self::Exact) => KvPrecision::F32,
-            (KvDtype::F16, _) | (KvDtype::Auto, Self::Rounded) => KvPrecision::F16,
-            (KvDtype::Bf16, _) | (KvDtype::Auto, Self::Bf16) => KvPrecision::Bf16,
-            (KvDtype::Int8, _) => KvPrecision::Int8,
-        }
+    pub fn kv(self, chosen: Option<KvPrecision>) -> KvPrecision {
+        chosen.unwrap_or(match self {
+            Self::Exact => KvPrecision::F32,
+            Self::Rounded => KvPrecision::F16,
+            Self::Bf16 => KvPrecision::Bf16,
+        })
     }
 }
 
@@ -184,10 +167,10 @@ mod tests {
         ] {
             precision.apply(&mut sites, &[]);
             assert_eq!(BaseNumerics::of(&sites), numerics);
-            assert_eq!(numerics.kv(KvDtype::Auto), kv);
-            assert_eq!(numerics.kv(KvDtype::F16), KvPrecision::F16);
+            assert_eq!(numerics.kv(None), kv);
+            assert_eq!(numerics.kv(Some(KvPrecision::F16)), KvPrecision::F16);
         }
-        assert_eq!(BaseNumerics::Rounded.kv(KvDtype::Auto), KvPrecision::F16);
+        assert_eq!(BaseNumerics::Rounded.kv(None), KvPrecision::F16);
         assert_eq!(BaseNumerics::Bf16.adapters(), LoraPrecision::Compact);
     }
 }

@@ -9,11 +9,11 @@ mod loaded;
 
 use std::{io, sync::Arc};
 
+pub use kernels::attention::KvPrecision;
 use kernels::{Activations, Isa, ThreadPool};
 use types::BlockId;
 
 pub use self::loaded::{LoadedWeights, SharedBase, kv_shape};
-pub use crate::precision::KvDtype;
 use crate::{
     cpu::{Compute, kv::PagedKv},
     deltas::{
@@ -69,7 +69,7 @@ pub struct ResidentOptions {
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
     /// Element type of the KV cache.
-    pub kv_dtype: KvDtype,
+    pub kv_dtype: Option<KvPrecision>,
 }
 
 /// A model that runs in the calling thread and its helper threads; weights may be streamed from a disk.

@@ -205,8 +205,8 @@ words! {
         None = "none",
     }
 
-    /// Batching of waiting calls of split clients.
-    Batching ("batching policy") {
+    /// Policy that decides when waiting calls of split clients are computed.
+    BatchingPolicy ("batching policy") {
         /// After a wait proportional to the rows, together with the calls that wait for the same linear
         /// group.
         Opportunistic = "opportunistic",

@@ -49,7 +49,7 @@ pub mod variables;
 pub use self::{
     base::{BaseOption, BaseOptionError, MAX_BASES},
     choices::{
-        AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
+        AdapterDtype, BatchingPolicy, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
         Routing, ToolCallParser,
     },
     class::{

@@ -13,8 +13,8 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, DraftChoice, Fraction,
-    Gbps, KvDtype, LogFormat, MemoryFraction, Precision, Preset,
+    AdapterDtype, BatchingPolicy, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, DraftChoice,
+    Fraction, Gbps, KvDtype, LogFormat, MemoryFraction, Precision, Preset,
     Preset::{Depends, Is},
     ProcessKind, ReasoningParser, Routing, Setting, ToolCallParser, Value, WaitFactor, WorkerCount,
     declaration::sections,
@@ -324,7 +324,7 @@ sections! {
         /// ablation
         cache_policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor, was ["memory"] "policy" --"cache-policy";
         /// Batching of layer calls: opportunistic, none or lockstep
-        layer_batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor,
+        layer_batching: BatchingPolicy, --"layer-batching" "POLICY", Is("opportunistic"), Executor,
             was ["layers"] "batching" --"layer-batching";
         /// Factor of the time that a layer call waits to be batched with others
         layer_batch_wait_factor: WaitFactor, --"layer-batch-wait-factor" "FACTOR", Is("1"), Executor,

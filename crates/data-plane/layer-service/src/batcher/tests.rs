@@ -97,7 +97,7 @@ fn play(policy: BatchingPolicy, plan: &[PlannedCall]) -> (HashMap<CallId, Traced
 proptest! {
     #[test]
     fn every_call_is_computed_once_whatever_the_policy(plan in planned()) {
-        for policy in [BatchingPolicy::Opportunistic, BatchingPolicy::None, BatchingPolicy::Lockstep] {
+        for policy in [BatchingPolicy::Opportunistic, BatchingPolicy::Alone, BatchingPolicy::Lockstep] {
             let (fates, _) = play(policy, &plan);
             prop_assert_eq!(fates.len(), plan.len());
             prop_assert!(fates.values().all(|fate| fate.ended));
@@ -132,7 +132,7 @@ proptest! {
 
     #[test]
     fn alone_means_alone(plan in planned()) {
-        let (_, batches) = play(BatchingPolicy::None, &plan);
+        let (_, batches) = play(BatchingPolicy::Alone, &plan);
         prop_assert!(batches.iter().all(|(_, _, pieces)| pieces.len() == 1));
     }
 }
@@ -223,7 +223,7 @@ fn a_call_of_any_class_has_its_turn_under_a_flood_of_tokens() {
 
 #[test]
 fn a_noise_has_its_turn_where_training_has_none() {
-    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::None), 4), Instant::now());
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Alone), 4), Instant::now());
     let training = batcher.add(new(0, 0, CallClass::Training, 8), now);
     let noise = batcher.add(new(0, 1, CallClass::Noise, 8), now + Duration::from_secs(1));
     let mut pieces = Vec::new();

@@ -20,7 +20,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
     linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SitePart},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
 };
 use scheduling::clock::{Clock, SystemClock};
 use shmproto::{
@@ -191,7 +191,7 @@ fn resident() -> ResidentModel {
     tiny::write_model(directory.path());
     let source = model::sources::open::open(directory.path()).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
-    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: None };
     ResidentModel::new(weights, &options).unwrap()
 }
 
@@ -294,7 +294,7 @@ fn beside_requests_a_noise_has_its_turn_and_training_one_before_its_client_gives
 
 #[test]
 fn eight_clients_get_the_same_bits_under_every_policy() {
-    for policy in [BatchingPolicy::Opportunistic, BatchingPolicy::None, BatchingPolicy::Lockstep] {
+    for policy in [BatchingPolicy::Opportunistic, BatchingPolicy::Alone, BatchingPolicy::Lockstep] {
         let mut settings = LayerSettings::default();
         settings.batching.policy = policy;
         settings.batching.chunk_rows = 32;
@@ -314,7 +314,7 @@ fn eight_clients_get_the_same_bits_under_every_policy() {
                 let (reply, out) = local.answer(128);
                 assert_eq!(reply.status, CallStatus::Done);
                 assert_eq!(bits(&out), bits(&rig.alone(forward(site), &x)), "{policy:?}");
-                if policy == BatchingPolicy::None {
+                if policy == BatchingPolicy::Alone {
                     assert!(reply.batch_rows <= 32 && reply.batch_rows <= reply.rows);
                 }
             }

@@ -13,7 +13,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
     linear_sites::{EvaluateSites as _, SiteCall, SiteId},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     sources::random::RandomSource,
     weights::{
         served::ServedLayers,
@@ -30,7 +30,7 @@ const LAYERS: u32 = 8;
 const SITES: u32 = 4 * LAYERS + 1;
 
 fn options() -> ResidentOptions {
-    ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto }
+    ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: None }
 }
 
 /// A deep and narrow model with an untied head.
@@ -155,7 +155,7 @@ fn clients_of_a_streamed_base_share_its_sweeps() {
     assert!(alone <= 1.1, "{alone} sweeps for a token of one client");
     let together = walk(BatchingPolicy::Opportunistic, 0, 4, rounds) / f64::from(4 * rounds);
     assert!(4.0 * together <= 1.1, "{together} sweeps for a token of one of four clients");
-    let apart = walk(BatchingPolicy::None, 0, 4, rounds) / f64::from(4 * rounds);
+    let apart = walk(BatchingPolicy::Alone, 0, 4, rounds) / f64::from(4 * rounds);
     assert!(apart > 2.0 * together, "{apart} sweeps for a token without the elevator");
 }
 

@@ -31,7 +31,7 @@ use crate::{
         BatchRows, Device as _, ForwardPass, LogitRows, ModelContext, Scratch, SequenceSlice, make_room, run,
     },
     linear_sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall},
-    resident::KvDtype,
+    resident::KvPrecision,
     sampling::{Drawn, Probability, TokenDraw},
     shape::config::ModelConfig,
     weights::WeightsError,
@@ -67,7 +67,7 @@ pub struct CudaOptions {
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
     /// Element type of the KV cache.
-    pub kv_dtype: KvDtype,
+    pub kv_dtype: Option<KvPrecision>,
     /// Whether decode steps use CUDA graphs.
     pub graphs: Graphs,
 }

@@ -21,7 +21,7 @@ use crate::{
     forward::ModelContext,
     linear_sites::{Arithmetic, Site, SitePart},
     precision::BaseNumerics,
-    resident::{KvDtype, kv_shape},
+    resident::{KvPrecision, kv_shape},
     shape::{
         config::ModelConfig,
         layout::{block_groups, block_weights, group_weights},
@@ -93,7 +93,7 @@ impl CudaWeights {
 
     /// Returns the shape of KV blocks of `dtype`.
     #[must_use]
-    pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
+    pub fn kv_shape(&self, dtype: Option<KvPrecision>) -> KvShape {
         kv_shape(self.config(), self.numerics().kv(dtype))
     }
 }

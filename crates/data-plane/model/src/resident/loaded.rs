@@ -9,7 +9,7 @@ use kernels::{
 use crate::{
     adapter::{DraftShape, dora::BaseLayer},
     forward::{AttentionConstants, ModelContext, Norms, Router},
-    precision::{BaseNumerics, KvDtype, Precision},
+    precision::{BaseNumerics, Precision},
     shape::{
         config::ModelConfig,
         source::{Target, WeightSource},
@@ -209,7 +209,7 @@ impl<L: HostLayers> LoadedWeights<L> {
 
     /// Returns the shape of KV blocks of `dtype`.
     #[must_use]
-    pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
+    pub fn kv_shape(&self, dtype: Option<KvPrecision>) -> KvShape {
         kv_shape(self.config(), self.numerics().kv(dtype))
     }
 }

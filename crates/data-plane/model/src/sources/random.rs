@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::{
         forward::{ForwardPass as _, LogitRows, SequenceSlice},
-        resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+        resident::{LoadedWeights, ResidentModel, ResidentOptions},
         shape::config::{ArchFlags, Rope, RopeScaling},
     };
 
@@ -286,7 +286,7 @@ mod tests {
     fn a_deep_model_neither_explodes_nor_says_the_same_everywhere() {
         let source = RandomSource::new(shape(40), 3);
         let weights = LoadedWeights::load(&source, 1).unwrap();
-        let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 22, kv_dtype: KvDtype::Auto };
+        let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 22, kv_dtype: None };
         let mut model = ResidentModel::new(weights, &options).unwrap();
         let (tokens, blocks, mut logits) = ([1, 200, 30, 4], [BlockId(0)], Vec::new());
         let (start, adapter) = (0, None);

@@ -5,7 +5,6 @@ use std::path::Path;
 use model::{
     adapter::Scales,
     cuda::{CudaWeights, Graphs},
-    resident::KvDtype,
     sources::open::open,
 };
 
@@ -25,7 +24,7 @@ fn the_device_gives_the_logits_and_tokens_of_transformers() {
     };
     let load = |path: &Path| {
         let has_sinks = open(path).unwrap().config().traits.sinks;
-        (!has_sinks).then(|| at(&cuda, path, KvDtype::Auto, Graphs::Use))
+        (!has_sinks).then(|| at(&cuda, path, None, Graphs::Use))
     };
     check_all(&golden(""), tolerance, load, |pass, _, asked| {
         // The device computes neither biases, nor a DoRA over layers with biases, nor adapters of experts.
@@ -46,14 +45,14 @@ fn a_model_that_only_a_cpu_computes_is_refused_by_name() {
 #[test]
 fn hidden_states_are_those_of_transformers_on_the_device() {
     let Some(cuda) = device() else { return };
-    let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
+    let load = |path: &_| at(&cuda, path, None, Graphs::Use);
     check_embeddings(&golden(""), 1e-3, load, |pass, _, path| adapter(pass, path));
 }
 
 #[test]
 fn class_and_token_logits_are_those_of_transformers_on_the_device() {
     let Some(cuda) = device() else { return };
-    let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
+    let load = |path: &_| at(&cuda, path, None, Graphs::Use);
     check_classification(&golden(""), 1e-3, load, |pass, _, asked| {
         brought(pass, asked.prepared(pass.config(), pass.adapter_precision()))
     });
@@ -74,7 +73,7 @@ fn the_real_model_agrees_with_its_dequantized_weights_on_the_device() {
         eprintln!("skipped: {} is missing; run ./scripts/fetch-model", path.display());
         return;
     }
-    let mut pass = at(&cuda, &path, KvDtype::Auto, Graphs::Use);
+    let mut pass = at(&cuda, &path, None, Graphs::Use);
     for name in ["base", "pirate"] {
         let example = root().join("examples/adapters").join(name);
         let adapter = (name != "base").then(|| adapter(&pass, &example));

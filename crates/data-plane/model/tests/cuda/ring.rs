@@ -6,7 +6,7 @@ use kernels::{Activations, TensorType};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     linear_sites::{EvaluateError, EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Tensor, TensorId, WeightSource},
@@ -80,12 +80,12 @@ fn sources() -> impl Iterator<Item = (&'static str, Box<dyn WeightSource + Sync>
 
 fn on_cpu(source: &(dyn WeightSource + Sync)) -> ResidentModel {
     let weights = LoadedWeights::load(source, 1).unwrap();
-    let options = ResidentOptions { cores: vec![0], kv_bytes: 8 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 8 << 20, kv_dtype: None };
     ResidentModel::new(weights, &options).unwrap()
 }
 
 fn on_device(weights: CudaWeights) -> CudaModel {
-    let options = CudaOptions { kv_bytes: 8 << 20, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
+    let options = CudaOptions { kv_bytes: 8 << 20, kv_dtype: None, graphs: Graphs::Avoid };
     CudaModel::new(weights, &options).unwrap()
 }
 

@@ -17,7 +17,6 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
     linear_sites::{EvaluateError, EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
-    resident::KvDtype,
     sources::open::open,
 };
 
@@ -83,7 +82,7 @@ fn in_shortage(test: &str, body: impl FnOnce(&Arc<Cuda>, &AllocationFaults)) {
 }
 
 fn options() -> CudaOptions {
-    CudaOptions { kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto, graphs: Graphs::Use }
+    CudaOptions { kv_bytes: 1 << 20, kv_dtype: None, graphs: Graphs::Use }
 }
 
 fn try_open(cuda: &Arc<Cuda>) -> Result<CudaModel, CudaModelError> {

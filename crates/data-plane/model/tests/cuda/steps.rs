@@ -6,7 +6,7 @@ use model::{
     cuda::{CudaModel, Graphs},
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
-    resident::KvDtype,
+    resident::KvPrecision,
     sampling::{self, Probability, Sampling, SamplingParams, TokenCounts},
 };
 use types::BlockId;
@@ -75,7 +75,7 @@ fn a_prompt_in_chunks_gives_what_it_gives_in_one_piece() {
 #[test]
 fn a_prefix_that_came_as_bytes_from_another_model_has_the_bits_of_one_computed_here() {
     let Some(cuda) = device() else { return };
-    for kv_dtype in [KvDtype::F32, KvDtype::F16] {
+    for kv_dtype in [Some(KvPrecision::F32), Some(KvPrecision::F16)] {
         let [mut first, mut second] = [Graphs::Avoid, Graphs::Use]
             .map(|graphs| at(&cuda, &golden("models").join(MODEL), kv_dtype, graphs));
         let (here, mut there) = (CudaSequence::new(0, 64, None), CudaSequence::new(0, 64, None));

@@ -12,7 +12,7 @@ use model::{
         prepared::PreparedAdapter,
     },
     forward::{LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
 use types::BlockId;
@@ -34,10 +34,15 @@ pub(crate) fn device() -> Option<Arc<Cuda>> {
 }
 
 pub(crate) fn on_device(cuda: &Arc<Cuda>, name: &str, graphs: Graphs) -> CudaModel {
-    at(cuda, &golden("models").join(name), KvDtype::Auto, graphs)
+    at(cuda, &golden("models").join(name), None, graphs)
 }
 
-pub(crate) fn at(cuda: &Arc<Cuda>, path: &std::path::Path, kv_dtype: KvDtype, graphs: Graphs) -> CudaModel {
+pub(crate) fn at(
+    cuda: &Arc<Cuda>,
+    path: &std::path::Path,
+    kv_dtype: Option<KvPrecision>,
+    graphs: Graphs,
+) -> CudaModel {
     let source = open(path).unwrap();
     let weights = CudaWeights::load(&*source, cuda, 2, &|_| {}).unwrap();
     CudaModel::new(weights, &CudaOptions { kv_bytes: 32 << 20, kv_dtype, graphs }).unwrap()
@@ -46,7 +51,7 @@ pub(crate) fn at(cuda: &Arc<Cuda>, path: &std::path::Path, kv_dtype: KvDtype, gr
 pub(crate) fn on_cpu(name: &str) -> ResidentModel {
     let source = open(&golden("models").join(name)).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
-    let options = ResidentOptions { cores: vec![0], kv_bytes: 32 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 32 << 20, kv_dtype: None };
     ResidentModel::new(weights, &options).unwrap()
 }
 

@@ -12,7 +12,7 @@ use model::{
     forward::{ForwardPass, LogitRows, SequenceSlice},
     linear_sites::SiteId,
     precision::Precision,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::{ModelConfig, RopeScaling},
         experts::{ExpertId, ExpertPart, Experts},
@@ -259,7 +259,7 @@ impl WeightSource for ExpertFormatSource {
 
 fn logits(source: &(dyn WeightSource + Sync), precision: Precision) -> Vec<f32> {
     let weights = LoadedWeights::load(source, 2).unwrap().with_precision(precision);
-    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 8 << 20, kv_dtype: KvDtype::F32 };
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 8 << 20, kv_dtype: Some(KvPrecision::F32) };
     let mut model = ResidentModel::new(weights, &options).unwrap();
     let tokens: Vec<u32> = (0..24).map(|i| i * 37 % 300).collect();
     let blocks = [BlockId(0), BlockId(1)];

@@ -6,7 +6,7 @@ use model::{
     adapter::DraftShape,
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
     shape::source::WeightSource,
     sources::open::open,
     weights::{
@@ -20,7 +20,7 @@ use types::BlockId;
 const TOKENS: usize = 40;
 
 fn options() -> ResidentOptions {
-    ResidentOptions { cores: vec![0; 2], kv_bytes: 4 << 20, kv_dtype: KvDtype::F16 }
+    ResidentOptions { cores: vec![0; 2], kv_bytes: 4 << 20, kv_dtype: Some(KvPrecision::F16) }
 }
 
 fn logits<P: ForwardPass<Adapter = PreparedAdapter>>(model: &mut P) -> Vec<Vec<u32>> {

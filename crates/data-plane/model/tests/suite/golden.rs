@@ -13,7 +13,7 @@ use model::{
     forward::ForwardPass as _,
     linear_sites::SitePath,
     precision::Precision,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     sources::{dequantized::Dequantized, open::open},
 };
 use serde::Deserialize;
@@ -35,10 +35,10 @@ struct ExpectedRefusal {
 }
 
 fn resident(model: &Path) -> ResidentModel {
-    resident_with(model, Precision::default(), KvDtype::Auto)
+    resident_with(model, Precision::default(), None)
 }
 
-fn resident_with(model: &Path, precision: Precision, kv_dtype: KvDtype) -> ResidentModel {
+fn resident_with(model: &Path, precision: Precision, kv_dtype: Option<KvPrecision>) -> ResidentModel {
     let source = open(model).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap().with_precision(precision);
     let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype };
@@ -85,7 +85,8 @@ fn class_and_token_logits_are_those_of_transformers() {
 fn quantized_layers_are_the_weights_that_they_stand_for() {
     let load = |path: &Path| {
         let source = Dequantized(open(path).unwrap());
-        let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
+        let options =
+            ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: Some(KvPrecision::F32) };
         Some(ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap())
     };
     // No rounding, also of adapters.
@@ -146,7 +147,7 @@ fn squares_of(resident: &mut ResidentModel, golden: &RealGolden) -> f64 {
 fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequantized_weights() {
     let path = real_model();
     let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
-    let of = |precision| squares_of(&mut resident_with(&path, precision, KvDtype::F32), &golden);
+    let of = |precision| squares_of(&mut resident_with(&path, precision, Some(KvPrecision::F32)), &golden);
     let [int8, mixed, bf16, int15, exact] =
         [Precision::Int8, Precision::Mixed, Precision::Bf16, Precision::Int15, Precision::Exact].map(of);
     println!(
@@ -160,8 +161,8 @@ fn the_finer_keys_and_values_are_kept_the_nearer_is_the_real_model_to_its_dequan
     let path = real_model();
     let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
     let of = |kv_dtype| squares_of(&mut resident_with(&path, Precision::Exact, kv_dtype), &golden);
-    let [int8, f16, f32] = [KvDtype::Int8, KvDtype::F16, KvDtype::F32].map(of);
-    let rounded = squares_of(&mut resident_with(&path, Precision::Mixed, KvDtype::F32), &golden);
+    let [int8, f16, f32] = [Some(KvPrecision::Int8), Some(KvPrecision::F16), Some(KvPrecision::F32)].map(of);
+    let rounded = squares_of(&mut resident_with(&path, Precision::Mixed, Some(KvPrecision::F32)), &golden);
     println!(
         "squares: {int8:.2} of 8 bits, {f16:.4} of 16, {f32:.4} of 32; {rounded:.2} of mixed activations"
     );
@@ -173,7 +174,7 @@ fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() 
     let path = real_model();
     let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
     let prompt = &golden.cases[0].prompt;
-    let over = |precision| resident_with(&path, precision, KvDtype::F16);
+    let over = |precision| resident_with(&path, precision, Some(KvPrecision::F16));
     let mut serving = over(Precision::Mixed);
     let before = generate(&mut serving, None, prompt, 4);
     serving.set_path(SitePath::Linear);
@@ -239,7 +240,7 @@ fn check_gemma(resident: &mut ResidentModel, what: &str, tolerance: f32) {
 fn gemma_in_32_bits_gives_the_logits_and_tokens_of_transformers() {
     let source = Dequantized(open(&gemma()).unwrap());
     let weights = LoadedWeights::load(&source, 2).unwrap();
-    let options = ResidentOptions { cores: vec![0, 1], kv_bytes: 64 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: vec![0, 1], kv_bytes: 64 << 20, kv_dtype: None };
     check_gemma(&mut ResidentModel::new(weights, &options).unwrap(), "32 bits", GEMMA_EXACT);
 }
 

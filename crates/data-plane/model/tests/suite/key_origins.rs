@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use kernels::{TensorType, quant::dequantize_row};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Target, Tensor, TensorId, WeightSource},
@@ -49,7 +49,7 @@ impl WeightSource for LoudKeys {
     }
 }
 
-fn logits(model: &str, more: f32, kv_dtype: KvDtype) -> Vec<f32> {
+fn logits(model: &str, more: f32, kv_dtype: Option<KvPrecision>) -> Vec<f32> {
     let source = LoudKeys { source: open(&golden("models").join(model)).unwrap(), more };
     let weights = LoadedWeights::load(&source, 1).unwrap();
     let options = ResidentOptions { cores: Vec::new(), kv_bytes: 4 << 20, kv_dtype };
@@ -75,10 +75,10 @@ fn squares(one: &[f32], other: &[f32]) -> f64 {
 
 #[test]
 fn large_biases_of_keys_take_no_bits_from_a_small_kv_cache() {
-    let quiet = logits("qwen2-bias", 0.0, KvDtype::F32);
-    let loud = logits("qwen2-bias", 60.0, KvDtype::F32);
+    let quiet = logits("qwen2-bias", 0.0, Some(KvPrecision::F32));
+    let loud = logits("qwen2-bias", 60.0, Some(KvPrecision::F32));
     assert!(squares(&quiet, &loud) > 1e-6, "rotation moves the larger bias a little");
-    for (kv_dtype, most) in [(KvDtype::Int8, 2.0), (KvDtype::Bf16, 2.0)] {
+    for (kv_dtype, most) in [(Some(KvPrecision::Int8), 2.0), (Some(KvPrecision::Bf16), 2.0)] {
         let without = squares(&logits("qwen2-bias", 0.0, kv_dtype), &quiet);
         let with = squares(&logits("qwen2-bias", 60.0, kv_dtype), &loud);
         println!("{kv_dtype:?}: {without:.2e} with small biases, {with:.2e} with large ones");
@@ -89,8 +89,8 @@ fn large_biases_of_keys_take_no_bits_from_a_small_kv_cache() {
 #[test]
 fn beside_sinks_a_small_kv_cache_keeps_biases_in_its_keys() {
     // A key without its bias would have another score relative to the sink.
-    let whole = logits("gptoss", 4.0, KvDtype::F32);
-    for kv_dtype in [KvDtype::Int8, KvDtype::Bf16] {
+    let whole = logits("gptoss", 4.0, Some(KvPrecision::F32));
+    for kv_dtype in [Some(KvPrecision::Int8), Some(KvPrecision::Bf16)] {
         let error =
             squares(&logits("gptoss", 4.0, kv_dtype), &whole) / squares(&whole, &vec![0.0; whole.len()]);
         println!("{kv_dtype:?}: {error:.2e} of the logits' squares");

@@ -9,7 +9,7 @@ use model::{
     linear_sites::{
         EvaluateError, EvaluateSites, ModularRange, ModularSite, SiteCall, SiteId, SiteOp, SitePath,
     },
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Target, Tensor, TensorId, WeightSource},
@@ -37,7 +37,7 @@ const TOLERANCE: f64 = 2e-6;
 
 fn resident_of(source: &(dyn WeightSource + Sync), cores: &[usize]) -> ResidentModel {
     let weights = LoadedWeights::load(source, 1).unwrap();
-    let options = ResidentOptions { cores: cores.to_vec(), kv_bytes: 8 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: cores.to_vec(), kv_bytes: 8 << 20, kv_dtype: None };
     ResidentModel::new(weights, &options).unwrap()
 }
 

@@ -10,7 +10,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice, Trunk},
     precision::Precision,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
 use types::BlockId;
@@ -59,7 +59,8 @@ fn load(name: &str) -> LoadedWeights {
 fn resident(name: &str, threads: usize) -> ResidentModel {
     let weights = load(name);
     // One of the models has an 8-bit KV cache, which has scales.
-    let kv_dtype = if name.starts_with("qwen2-f16") { KvDtype::Int8 } else { KvDtype::F16 };
+    let kv_dtype =
+        if name.starts_with("qwen2-f16") { Some(KvPrecision::Int8) } else { Some(KvPrecision::F16) };
     let options = ResidentOptions { cores: vec![0; threads], kv_bytes: 32 << 20, kv_dtype };
     ResidentModel::new(weights, &options).unwrap()
 }

@@ -10,7 +10,7 @@ use kernels::{Activations, reference};
 use model::{
     linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     precision::BaseNumerics,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     site_model::{SiteModel, SiteModelError},
     sources::{identity, open::open},
 };
@@ -234,7 +234,7 @@ fn a_known_architecture_is_served_by_groups_with_the_bits_of_the_resident_engine
     std::fs::write(&gguf, tiny_gguf("llama", &[]).bytes()).unwrap();
     for path in [directory.path(), &gguf] {
         let source = open(path).unwrap();
-        let options = ResidentOptions { cores: vec![], kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
+        let options = ResidentOptions { cores: vec![], kv_bytes: 1 << 20, kv_dtype: None };
         let mut resident = ResidentModel::new(LoadedWeights::load(&*source, 1).unwrap(), &options).unwrap();
         let mut model = SiteModel::open(path, &[0, 0]).unwrap();
         assert_eq!(model.sites(), resident.sites());

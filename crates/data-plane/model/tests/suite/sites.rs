@@ -14,7 +14,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass, LinearGroup, LogitRows, SequenceSlice},
     linear_sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         layout::{group_weights, model_groups, tensor_shape},
         source::{Target, TensorId, WeightSource},
@@ -37,7 +37,7 @@ const MODELS: [&str; 8] = [
 
 fn resident_of(source: &(dyn WeightSource + Sync)) -> ResidentModel {
     let weights = LoadedWeights::load(source, 1).unwrap();
-    let options = ResidentOptions { cores: vec![0, 0], kv_bytes: 8 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: vec![0, 0], kv_bytes: 8 << 20, kv_dtype: None };
     ResidentModel::new(weights, &options).unwrap()
 }
 

@@ -19,7 +19,7 @@ use model::{
     },
     forward::{BaseLayers, ForwardPass, LinearGroup, LogitRows, Scratch, SequenceSlice, run},
     linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
     shape::{config::ModelConfig, source::WeightSource},
     site_model::SiteModel,
     sources::{dequantized::Dequantized, gguf::GgufSource, open::open},
@@ -27,9 +27,9 @@ use model::{
 };
 use types::BlockId;
 
-const KV: KvDtype = KvDtype::Auto;
+const KV: Option<KvPrecision> = None;
 
-fn resident(source: &(dyn WeightSource + Sync), kv_dtype: KvDtype) -> ResidentModel {
+fn resident(source: &(dyn WeightSource + Sync), kv_dtype: Option<KvPrecision>) -> ResidentModel {
     let options = ResidentOptions { cores: vec![], kv_bytes: 16 << 20, kv_dtype };
     ResidentModel::new(LoadedWeights::load(source, 2).unwrap(), &options).unwrap()
 }
@@ -196,7 +196,7 @@ fn on_the_linear_path_the_real_model_is_its_dequantized_weights() {
     let client = ClientBase::open(&path).unwrap();
     let tokens = prompt(17, client.config().vocab_size);
     let mut expected = Vec::new();
-    let mut exact = resident(&Dequantized(GgufSource::open(&path).unwrap()), KvDtype::F32);
+    let mut exact = resident(&Dequantized(GgufSource::open(&path).unwrap()), Some(KvPrecision::F32));
     exact.forward(&[slice(&tokens, 0, None)], &mut expected);
     drop(exact);
     let mut base = SiteModel::open(&path, &[]).unwrap();

@@ -16,7 +16,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass, LogitRows, SequenceSlice},
     linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Tensor, TensorId, WeightSource},
@@ -33,7 +33,7 @@ type StreamedSource = dyn WeightSource + Sync;
 type StreamedResident = ResidentModel<ServedLayers>;
 
 fn options() -> ResidentOptions {
-    ResidentOptions { cores: vec![0; 2], kv_bytes: 16 << 20, kv_dtype: KvDtype::F16 }
+    ResidentOptions { cores: vec![0; 2], kv_bytes: 16 << 20, kv_dtype: Some(KvPrecision::F16) }
 }
 
 fn resident(source: &StreamedSource) -> ResidentModel {

@@ -16,7 +16,7 @@ use model::{
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     precision::BaseNumerics,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
     sampling::logprobs,
     shape::source::{Target, WeightSource},
     sources::{dequantized::Dequantized, hf_names::module_name, open::open},
@@ -42,7 +42,7 @@ struct WeightedSequence {
 fn trainer(model: &Path, threads: usize, keep: SavedScope) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(model).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(model).unwrap().frame;
-    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(KvDtype::Auto));
+    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(None));
     let cores: Vec<usize> =
         if threads == 1 { Vec::new() } else { (0..threads).map(|core| core % 2).collect() };
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&cores).unwrap(), keep).unwrap()
@@ -339,7 +339,7 @@ fn served(model: &Path, adapter: &Path, batch: &TorchBatch) -> Vec<u32> {
     let read = Adapter::read(adapter, weights.config()).unwrap();
     let prepared =
         PreparedAdapter::new(&read, weights.config(), weights.adapter_precision()).map(Arc::new).unwrap();
-    let options = ResidentOptions { cores: vec![0], kv_bytes: 64 << 20, kv_dtype: KvDtype::Auto };
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 64 << 20, kv_dtype: None };
     let mut engine = ResidentModel::new(weights, &options).unwrap();
     let (vocabulary, mut all, mut logits) = (engine.vocab_size(), Vec::new(), Vec::new());
     for (tokens, targets) in batch.tokens.iter().zip(&batch.targets) {
@@ -430,7 +430,7 @@ fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, ne
 #[test]
 fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
     let source = Dequantized(open(&real_model()).unwrap());
-    let off = off_on_the_real_model(&source, BaseNumerics::Exact.kv(KvDtype::F32), 1e-3);
+    let off = off_on_the_real_model(&source, BaseNumerics::Exact.kv(Some(KvPrecision::F32)), 1e-3);
     assert!(off < 1e-3, "{off} away");
 }
 
@@ -439,6 +439,6 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
 #[test]
 fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
     let source = open(&real_model()).unwrap();
-    let off = off_on_the_real_model(&*source, BaseNumerics::Rounded.kv(KvDtype::Auto), 0.8);
+    let off = off_on_the_real_model(&*source, BaseNumerics::Rounded.kv(None), 0.8);
     assert!(off < 0.25, "{off} away");
 }

@@ -18,7 +18,7 @@ use kernels::{
 use model::{
     backward::{SavedScope, TrainError, Trainer},
     forward::ModelContext,
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     shape::config::ModelConfig,
     weights::embedding::Embedding,
 };
@@ -81,7 +81,7 @@ pub(super) fn lanes(
     let ConnectedBase { session, base, .. } = rented;
     let (kv, precision) = match precision {
         JobPrecision::Serving => {
-            (kv_precision(session.catalog(), KvDtype::Auto), adapter_precision(session.catalog()))
+            (kv_precision(session.catalog(), None), adapter_precision(session.catalog()))
         }
         JobPrecision::Exact => (KvPrecision::F32, LoraPrecision::Exact),
     };

@@ -9,7 +9,7 @@ use model::{
     backward::{self, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
     client_weights::client_base::ClientBase,
     forward::ModelContext,
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     sources::open::open,
     weights::ResidentLayers,
 };
@@ -31,7 +31,7 @@ const VOCABULARY: u32 = 320;
 fn trainer(path: &Path, layers: usize) -> Trainer<ResidentLayers> {
     let base = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame.first_layers(layers);
-    let shape = kv_shape(&frame.config, base.sites().numerics().kv(KvDtype::Auto));
+    let shape = kv_shape(&frame.config, base.sites().numerics().kv(None));
     Trainer::new(frame.into(), base, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 

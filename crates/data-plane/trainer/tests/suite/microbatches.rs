@@ -21,7 +21,7 @@ use model::{
     client_weights::client_base::ClientBase,
     cpu::Compute,
     forward::{BaseLayers, LinearGroup, ReverseLayers},
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     sources::open::open,
     weights::ResidentLayers,
 };
@@ -127,7 +127,7 @@ fn lanes(model: &str, count: usize, last: usize, fault: CallFault) -> Microbatch
     let lane = || {
         let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
         let frame = ClientBase::open(&path).unwrap().frame;
-        let shape = kv_shape(&frame.config, layers.sites().numerics().kv(KvDtype::Auto));
+        let shape = kv_shape(&frame.config, layers.sites().numerics().kv(None));
         let base = UnevenLayers { layers, calls: Arc::clone(&calls), last, fault };
         let trainer =
             Trainer::new(frame.into(), base, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap();

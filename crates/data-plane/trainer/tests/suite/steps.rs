@@ -10,7 +10,7 @@ use model::{
     backward::{SavedScope, Trainer},
     client_weights::client_base::ClientBase,
     forward::ModelContext,
-    resident::{KvDtype, kv_shape},
+    resident::kv_shape,
     shape::config::ModelConfig,
     sources::open::open,
     weights::ResidentLayers,
@@ -61,7 +61,7 @@ fn trainer(model: &str) -> Trainer<ResidentLayers> {
     let path = golden("models").join(model);
     let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(&path).unwrap().frame;
-    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(KvDtype::Auto));
+    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(None));
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
