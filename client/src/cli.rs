@@ -3,11 +3,10 @@
 //! # Layout
 //!
 //! - this file: from arguments to an exit code
-//! - [`exit`]: exit codes, and the form of errors
+//! - [`exit`]: exit codes of errors, and their form
 //! - `connect`: sessions; [`remote_base`]: a session with the client weights; [`masking`]: masking options
 //! - `setup`: a model that is ready to generate; `drafts`: drafters
 //! - `generate`, `chat`, `show`, `pads`, `checks`, `privacy`, `bench`: the commands
-//! - `size`: numbers of bytes
 //! - [`terminal`]: data on stdout, everything else on stderr
 
 mod bench;
@@ -23,14 +22,15 @@ mod privacy;
 pub mod remote_base;
 mod setup;
 mod show;
-mod size;
 pub mod terminal;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
+use settings::exit::Exit;
+
 use self::{
-    exit::{CliError, Exit},
+    exit::CliError,
     terminal::{OutputFormat, Terminal},
 };
 

@@ -12,6 +12,7 @@ use draft_model::{
 };
 use model_files::{model_files::ModelFiles, token_list::TokenList};
 use serde_json::{Value, json};
+use settings::ByteCount;
 use speculation::{
     baselines::BaselineRule,
     calibration::Calibration,
@@ -51,7 +52,7 @@ pub(super) struct DraftArguments {
     draft_nodes: Option<usize>,
     /// Memory for the KV cache of the draft model
     #[arg(long, value_name = "SIZE", default_value = "128MiB", requires = "draft")]
-    draft_kv_bytes: super::size::ByteSize,
+    draft_kv_bytes: ByteCount,
 }
 
 /// A drafter that is used for all answers of a conversation.

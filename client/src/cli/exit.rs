@@ -1,9 +1,10 @@
-//! Exit codes and the form of errors, as in the `holobiont` command.
+//! Exit codes of errors, and the form of errors, as in the `holobiont` command.
 
-use std::{error::Error, io, path::PathBuf, process::ExitCode};
+use std::{error::Error, io, path::PathBuf};
 
 use model_files::generation_defaults::GenerationDefaultsError;
 use serde_json::{Value, json};
+use settings::exit::Exit;
 use shmproto::{fd_passing::ConnectError, layer::control::RefusalCode};
 
 use crate::{
@@ -16,23 +17,6 @@ use crate::{
 };
 use draft_model::load::DraftError;
 use model::site_model::SiteModelError;
-
-/// Exit code of a command. The numbers are part of the command line's contract and stand in `--help`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// The command succeeded as requested.
-    Ok,
-    /// The command failed for another reason.
-    Failed,
-    /// The command line is wrong.
-    Usage,
-    /// A model, an adapter or a file is missing.
-    NotFound,
-    /// The executor does not answer, or is busy.
-    Unavailable,
-    /// The executor does not accept this client.
-    Refused,
-}
 
 pub(super) const HELP: &str = "\
 Exit codes:
@@ -47,40 +31,6 @@ Environment:
   HOLOBIONT_EXECUTOR  the executor's address
   HOLOBIONT_API_KEY   the API key that the client sends
   XDG_CACHE_HOME      the directory of fetched base files (~/.cache)";
-
-impl Exit {
-    /// Returns the exit code's number.
-    #[must_use]
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Ok => 0,
-            Self::Failed => 1,
-            Self::Usage => 2,
-            Self::NotFound => 3,
-            Self::Unavailable => 5,
-            Self::Refused => 6,
-        }
-    }
-
-    /// Returns a stable word for the exit code, for `--json`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Failed => "failed",
-            Self::Usage => "usage",
-            Self::NotFound => "not_found",
-            Self::Unavailable => "unavailable",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit.number())
-    }
-}
 
 /// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -220,8 +170,8 @@ mod tests {
 
     #[test]
     fn the_help_text_lists_every_exit_code_with_its_meaning() {
-        let all = [Exit::Ok, Exit::Failed, Exit::Usage, Exit::NotFound, Exit::Unavailable, Exit::Refused];
-        for exit in all {
+        // A client takes no port, directory or name, so nothing can conflict.
+        for exit in Exit::ALL.into_iter().filter(|&exit| exit != Exit::Conflict) {
             let line = HELP.lines().find(|line| line.starts_with(&format!("  {} ", exit.number())));
             let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
             assert!(line.contains(&exit.as_str().replace('_', " ")), "{line:?} does not name {exit:?}");

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use model::site_model::SiteModel;
 use rustix::thread::CpuSet;
 use serde_json::json;
+use settings::ByteCount;
 
 use super::{
     exit::CliError,
-    size::ByteSize,
     terminal::{OutputFormat, Terminal},
 };
 use crate::{
@@ -29,7 +29,7 @@ pub(super) struct PadArguments {
     directory: Option<PathBuf>,
     /// Maximum total size of the stored pads [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
-    pad_bytes: Option<ByteSize>,
+    pad_bytes: Option<ByteCount>,
 }
 
 impl PadArguments {

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use model::client_weights::client_base::ClientBase;
+use settings::ByteCount;
 
-use super::{connect::ConnectArguments, exit::CliError, size::ByteSize, terminal::Terminal};
+use super::{connect::ConnectArguments, exit::CliError, terminal::Terminal};
 use crate::{
     base::{self, BaseError, Cache},
     masking::Masking,
@@ -22,7 +23,7 @@ pub struct RemoteBaseArguments {
     model: Option<PathBuf>,
     /// Maximum size of the fetched client weights
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
-    fetch_limit: ByteSize,
+    fetch_limit: ByteCount,
 }
 
 /// A session with an executor, and the client weights of its base.

@@ -7,13 +7,13 @@ use model::{
     sources::open::OpenError,
 };
 use model_files::generation_defaults::GenerationDefaults;
+use settings::ByteCount;
 
 use super::{
     drafts::{AnyDrafter, DraftArguments},
     exit::CliError,
     masking::MaskingArguments,
     remote_base::{ConnectedBase, RemoteBaseArguments},
-    size::ByteSize,
     terminal::Terminal,
 };
 use crate::{
@@ -33,7 +33,7 @@ pub(super) struct SetupArguments {
     adapter: Option<PathBuf>,
     /// Memory for the KV cache
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
-    kv_bytes: ByteSize,
+    kv_bytes: ByteCount,
     /// Cores to compute on, as 0,2,3; else one unpinned thread
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,

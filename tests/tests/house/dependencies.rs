@@ -50,7 +50,7 @@ fn allowed(package: &str) -> &'static str {
         "lora-worker" => "failpoint kernels process settings shmproto",
         // A split client has no executor: its layer calls cross a channel.
         "client" => {
-            "draft-model failpoint kernels kv-cache model model-files scheduling security shmproto speculation text types"
+            "draft-model failpoint kernels kv-cache model model-files scheduling security settings shmproto speculation text types"
         }
         // The trainer is a split client that learns.
         "trainer" => {

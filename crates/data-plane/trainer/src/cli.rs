@@ -18,8 +18,8 @@ mod session;
 use std::io::{self, Write as _};
 
 use clap::{Parser, Subcommand};
-use client::cli::exit::Exit;
 use control_protocol::training::TrainingEvent;
+use settings::exit::Exit;
 
 use self::error::TunerError;
 

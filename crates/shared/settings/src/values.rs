@@ -8,7 +8,7 @@ pub const MAX_CORES: u32 = 1024;
 /// Maximum number of workers of a deployment: the number of seats at the executor's board.
 pub const MAX_WORKERS: u8 = 64;
 
-/// Number of bytes, written as `1048576`, `1 MiB` or `1 MB`.
+/// Number of bytes, written as `1048576`, `1 MiB`, `1M` or `1 MB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteCount(pub u64);
 
@@ -29,9 +29,9 @@ impl FromStr for ByteCount {
         let (number, unit) = text.split_at(unit_at);
         let factor: u64 = match unit.trim() {
             "" | "B" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
+            "KiB" | "K" => 1 << 10,
+            "MiB" | "M" => 1 << 20,
+            "GiB" | "G" => 1 << 30,
             "kB" => 1_000,
             "MB" => 1_000_000,
             "GB" => 1_000_000_000,
@@ -309,12 +309,20 @@ mod tests {
 
     #[test]
     fn byte_counts_are_read_with_and_without_units_and_never_wrap() {
-        for (text, bytes) in
-            [("12", 12), ("2GiB", 2 << 30), (" 3 kB ", 3000), ("4096", 4096), ("3MB", 3_000_000)]
-        {
-            assert_eq!(text.parse(), Ok(ByteCount(bytes)));
+        for (text, bytes) in [
+            ("12", 12),
+            ("0B", 0),
+            ("2GiB", 2 << 30),
+            ("4G", 4 << 30),
+            ("4GB", 4_000_000_000),
+            ("256M", 256 << 20),
+            (" 3 kB ", 3000),
+            ("3K", 3 << 10),
+            ("3MB", 3_000_000),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteCount(bytes)), "{text}");
         }
-        for wrong in ["", "MiB", "1.5 GiB", "-3", "1TiB", "99999999999 GiB"] {
+        for wrong in ["", "MiB", "1.5 GiB", "-3", "3 parsec", "1TiB", "99999999999 GiB"] {
             assert!(wrong.parse::<ByteCount>().is_err(), "{wrong:?}");
         }
     }

@@ -1,10 +1,8 @@
 //! Errors of the trainer, and their exit codes.
 
-use client::{
-    cli::exit::{CliError, Exit},
-    error::CallError,
-};
+use client::{cli::exit::CliError, error::CallError};
 use model::{adapter::AdapterError, backward::TrainError};
+use settings::exit::Exit;
 
 use crate::{
     adapter::TargetModule, checkpoint::CheckpointError, data::DataError, job::JobError, peft::WriteError,

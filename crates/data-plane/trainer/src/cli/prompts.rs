@@ -2,8 +2,8 @@
 
 use std::{io, path::PathBuf};
 
-use client::cli::exit::Exit;
 use control_protocol::training::{ConversationMessage, TeacherPrompt, TrainingEvent};
+use settings::exit::Exit;
 
 use super::{
     ProgramExit,

@@ -7,7 +7,6 @@ use std::{
 };
 
 use client::cli::{
-    exit::Exit,
     remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
@@ -16,6 +15,7 @@ use model::{
     adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
 };
+use settings::exit::Exit;
 use text::tokenizer::{SkipSpecial, Tokenizer};
 
 use super::{

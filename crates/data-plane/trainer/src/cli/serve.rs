@@ -24,11 +24,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use client::cli::exit::Exit;
 use control_protocol::training::{MAX_REQUEST_BYTES, TrainerRequest};
 use process::notify::{self, send_status};
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
+use settings::exit::Exit;
 use shmproto::private_socket::PrivateSocket;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},

@@ -4,13 +4,13 @@ use std::io::{self, BufReader, BufWriter};
 
 use client::{
     cli::{
-        exit::Exit,
         remote_base::RemoteBaseArguments,
         terminal::{OutputFormat, Terminal},
     },
     masking::Masking,
 };
 use control_protocol::training::session::CommandReply;
+use settings::exit::Exit;
 use shmproto::layer::SitePath;
 
 use super::{
