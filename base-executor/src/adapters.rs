@@ -283,6 +283,13 @@ impl<A> AdapterTable<A> {
         self.entries.get(&id)?.prepared.invocation.as_ref()
     }
 
+    /// Whether the prompt's tokens alone determine the adapter's KV blocks. An activated adapter begins
+    /// within a prompt, and a prefix begins with virtual tokens.
+    #[must_use]
+    pub(crate) fn has_plain_blocks(&self, id: AdapterId) -> bool {
+        self.get(id).is_ok_and(|adapter| adapter.invocation.is_none() && adapter.virtual_tokens == 0)
+    }
+
     /// Returns the head of an adapter, if it is resident and classifies.
     #[must_use]
     pub(crate) fn classification_head(&self, id: AdapterId) -> Option<&Arc<ClassificationHead>> {

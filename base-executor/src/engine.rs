@@ -60,7 +60,7 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::sequence::failure;
 use self::{
-    adapter_tiers::Tiers,
+    adapter_tiers::AdapterTiers,
     admission::AdmissionRefusal,
     block_updates::BlockWatchers,
     drafts::Drafts,
@@ -110,7 +110,7 @@ impl EngineLimits {
 pub struct Engine<P: ForwardPass> {
     computing: ModelRunner<P>,
     queues: Queues<P::Adapter>,
-    tiers: Tiers<P::Adapter>,
+    tiers: AdapterTiers<P::Adapter>,
     kv: Cache,
     below: KvOffload,
     outboxes: Outboxes,
@@ -144,7 +144,7 @@ impl<P: ForwardPass> Engine<P> {
         Self {
             computing: ModelRunner::new(pass),
             queues: Queues::default(),
-            tiers: Tiers::new(),
+            tiers: AdapterTiers::new(),
             kv: Cache::new(kv_cache::CacheSettings {
                 max_adapter_blocks: 0,
                 ..kv_cache::CacheSettings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
@@ -175,7 +175,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Sets the device tier; without one, adapters are on the device as soon as they are loaded.
     #[must_use]
     pub fn with_placement(mut self, placement: Box<dyn Placement<P::Adapter>>) -> Self {
-        self.tiers.set_device(placement);
+        self.tiers.device = placement;
         self
     }
 
@@ -255,7 +255,7 @@ impl<P: ForwardPass> Engine<P> {
 
     fn figures(&self) -> EngineGauges {
         EngineGauges {
-            adapters: count(self.tiers.len()),
+            adapters: count(self.tiers.host.len()),
             running: count(self.queues.running().len()),
             waiting: count(self.queues.idle().count()),
         }
@@ -330,7 +330,7 @@ impl<P: ForwardPass> Engine<P> {
 
     fn greet(&mut self, connection: ConnectionId) {
         failpoint::pass("executor.welcome");
-        let adapters = self.tiers.ids().map(|id| id.0).collect();
+        let adapters = self.tiers.host.ids().map(|id| id.0).collect();
         let welcome = Welcome { adapters, ..self.welcome.clone() };
         self.outboxes.answer(connection, ToGateway::Welcome(welcome));
     }
@@ -366,12 +366,12 @@ impl<P: ForwardPass> Engine<P> {
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
         if let Some(id) = sequence.held_adapter() {
-            self.tiers.end_use(&mut self.kv, id);
+            self.tiers.device.end_use(&mut self.kv, id);
         }
         failpoint::pass("executor.retire");
         // The sequence's use of the adapter ends before its unloading is reported.
         drop(sequence);
-        if let Some(unloaded) = adapter.and_then(|id| self.tiers.release(id)) {
+        if let Some(unloaded) = adapter.and_then(|id| self.tiers.host.release(id)) {
             self.report_unloaded(&unloaded);
         }
     }

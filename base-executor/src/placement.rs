@@ -49,16 +49,19 @@ impl From<PlacementError> for WireError {
 }
 
 /// Decides which adapters the device holds, in the pool shared with the KV cache. Only the compute thread
-/// calls it; no method waits.
+/// calls it; no method waits. By default the device tier is the host tier: an adapter is on the device as
+/// soon as it is loaded.
 pub trait Placement<A>: Send {
     /// Applies evictions from the pool, before others write to the freed blocks.
-    fn apply_evictions(&mut self, pool: &mut Cache);
+    fn apply_evictions(&mut self, _pool: &mut Cache) {}
 
     /// Starts the copies of adapters to their blocks, after the former contents are copied out.
-    fn start_copies(&mut self, pool: &Cache);
+    fn start_copies(&mut self, _pool: &Cache) {}
 
     /// Returns the blocks that an adapter needs in the pool; `None` if it needs none or cannot get any.
-    fn blocks_of(&self, id: AdapterId, adapter: &A) -> Option<u32>;
+    fn blocks_of(&self, _id: AdapterId, _adapter: &A) -> Option<u32> {
+        None
+    }
 
     /// Handles an adapter that joined the host tier, or that is likely to be requested.
     ///
@@ -66,69 +69,45 @@ pub trait Placement<A>: Send {
     /// If the adapter must be on the device and does not fit.
     fn loaded(
         &mut self,
-        pool: &mut Cache,
-        id: AdapterId,
-        adapter: &Arc<A>,
-    ) -> Result<LoadCompletion, PlacementError>;
+        _pool: &mut Cache,
+        _id: AdapterId,
+        _adapter: &Arc<A>,
+    ) -> Result<LoadCompletion, PlacementError> {
+        Ok(LoadCompletion::Now)
+    }
 
     /// Handles an unused adapter that left the host tier.
-    fn unloaded(&mut self, pool: &mut Cache, id: AdapterId);
+    fn unloaded(&mut self, _pool: &mut Cache, _id: AdapterId) {}
 
     /// Handles the end of an adapter's copy, complete or not.
-    fn arrived(&mut self, pool: &mut Cache, id: AdapterId);
+    fn arrived(&mut self, _pool: &mut Cache, _id: AdapterId) {}
 
     /// Begins the use of an adapter by a request of `tokens` pending tokens.
     fn begin_use(
         &mut self,
-        pool: &mut Cache,
-        id: AdapterId,
-        adapter: &Arc<A>,
-        tokens: usize,
-    ) -> AdapterAvailability;
-
-    /// Ends a request's use.
-    fn end_use(&mut self, pool: &mut Cache, id: AdapterId);
-
-    /// Records a pass over `rows` rows that took `took`.
-    fn observe(&mut self, rows: usize, took: Duration);
-
-    /// Fills in the stats of the device and its workers.
-    fn stats(&self, pool: &Cache, stats: &mut Stats);
-
-    /// Fills in the stats of one adapter.
-    fn adapter_stats(&self, id: AdapterId, adapter: &A, line: &mut AdapterStats);
-}
-
-/// A device tier that is the host tier: every adapter is on the device as soon as it is loaded.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HostOnlyPlacement;
-
-impl<A> Placement<A> for HostOnlyPlacement {
-    fn apply_evictions(&mut self, _: &mut Cache) {}
-
-    fn start_copies(&mut self, _: &Cache) {}
-
-    fn blocks_of(&self, _: AdapterId, _: &A) -> Option<u32> {
-        None
-    }
-
-    fn loaded(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>) -> Result<LoadCompletion, PlacementError> {
-        Ok(LoadCompletion::Now)
-    }
-
-    fn unloaded(&mut self, _: &mut Cache, _: AdapterId) {}
-
-    fn arrived(&mut self, _: &mut Cache, _: AdapterId) {}
-
-    fn begin_use(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>, _: usize) -> AdapterAvailability {
+        _pool: &mut Cache,
+        _id: AdapterId,
+        _adapter: &Arc<A>,
+        _tokens: usize,
+    ) -> AdapterAvailability {
         AdapterAvailability::OnDevice
     }
 
-    fn end_use(&mut self, _: &mut Cache, _: AdapterId) {}
+    /// Ends a request's use.
+    fn end_use(&mut self, _pool: &mut Cache, _id: AdapterId) {}
 
-    fn observe(&mut self, _: usize, _: Duration) {}
+    /// Records a pass over `rows` rows that took `took`.
+    fn observe(&mut self, _rows: usize, _took: Duration) {}
 
-    fn stats(&self, _: &Cache, _: &mut Stats) {}
+    /// Fills in the stats of the device and its workers.
+    fn stats(&self, _pool: &Cache, _stats: &mut Stats) {}
 
-    fn adapter_stats(&self, _: AdapterId, _: &A, _: &mut AdapterStats) {}
+    /// Fills in the stats of one adapter.
+    fn adapter_stats(&self, _id: AdapterId, _adapter: &A, _line: &mut AdapterStats) {}
 }
+
+/// A device tier that is the host tier.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostOnlyPlacement;
+
+impl<A> Placement<A> for HostOnlyPlacement {}

@@ -1,125 +1,31 @@
 //! The adapters of the engine: loading, users, and residency on the device.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use kv_cache::Cache;
-use model::adapter::{ClassificationHead, Invocation};
 use shmproto::message::{AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
 use types::AdapterId;
 
 use super::event::RequestKey;
 use crate::{
-    adapters::{AdapterLoadOutcome, AdapterTable, AdapterUseError, Unloaded},
-    placement::{AdapterAvailability, HostOnlyPlacement, LoadCompletion, Placement},
+    adapters::{AdapterLoadOutcome, AdapterTable, Unloaded},
+    placement::{HostOnlyPlacement, LoadCompletion, Placement},
 };
 
 pub(super) type AddressedReply = (RequestKey, ToGateway);
 
-/// Adapters of the host tier and the device tier.
-pub(super) struct Tiers<A> {
-    host: AdapterTable<A>,
-    device: Box<dyn Placement<A>>,
+/// Adapters of the host tier and the device tier. The methods change both.
+pub(super) struct AdapterTiers<A> {
+    pub(super) host: AdapterTable<A>,
+    pub(super) device: Box<dyn Placement<A>>,
     /// Load calls that are answered once their adapter is on the device.
     arriving: Vec<(AdapterId, RequestKey)>,
 }
 
-impl<A> Tiers<A> {
+impl<A> AdapterTiers<A> {
     /// Creates empty tiers, with the host tier as the device.
     pub(super) fn new() -> Self {
         Self { host: AdapterTable::default(), device: Box::new(HostOnlyPlacement), arriving: Vec::new() }
-    }
-
-    pub(super) fn set_device(&mut self, device: Box<dyn Placement<A>>) {
-        self.device = device;
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.host.len()
-    }
-
-    pub(super) fn ids(&self) -> impl Iterator<Item = AdapterId> {
-        self.host.ids()
-    }
-
-    pub(super) fn virtual_tokens(&self, id: AdapterId) -> usize {
-        self.host.virtual_tokens(id)
-    }
-
-    /// Returns the invocation sequence of an activated adapter.
-    pub(super) fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
-        self.host.invocation(id)
-    }
-
-    /// Whether the prompt's tokens alone determine the adapter's KV blocks. An activated adapter begins
-    /// within a prompt, and a prefix begins with virtual tokens.
-    pub(super) fn has_plain_blocks(&self, id: AdapterId) -> bool {
-        self.host.get(id).is_ok_and(|adapter| adapter.invocation.is_none() && adapter.virtual_tokens == 0)
-    }
-
-    /// Returns the head of an adapter that classifies.
-    pub(super) fn classification_head(&self, id: AdapterId) -> Option<&Arc<ClassificationHead>> {
-        self.host.classification_head(id)
-    }
-
-    /// Counts a sequence as a user until `release`.
-    pub(super) fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
-        self.host.acquire(id)
-    }
-
-    /// Ends a sequence's use, which may complete an unloading.
-    pub(super) fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
-        self.host.release(id)
-    }
-
-    /// Unloads an adapter, at once or after its last user.
-    pub(super) fn unload(
-        &mut self,
-        id: AdapterId,
-        caller: RequestKey,
-    ) -> Result<Option<Unloaded>, AdapterUseError> {
-        self.host.unload(id, caller)
-    }
-
-    /// Requests the adapter for a sequence of `tokens` pending tokens.
-    pub(super) fn begin_use(
-        &mut self,
-        pool: &mut Cache,
-        id: AdapterId,
-        adapter: &Arc<A>,
-        tokens: usize,
-    ) -> AdapterAvailability {
-        self.device.begin_use(pool, id, adapter, tokens)
-    }
-
-    pub(super) fn end_use(&mut self, pool: &mut Cache, id: AdapterId) {
-        self.device.end_use(pool, id);
-    }
-
-    /// Applies evictions of adapters from the pool.
-    pub(super) fn apply_evictions(&mut self, pool: &mut Cache) {
-        self.device.apply_evictions(pool);
-    }
-
-    /// Starts pending copies of adapters to blocks that are free by now.
-    pub(super) fn start_copies(&mut self, pool: &Cache) {
-        self.device.start_copies(pool);
-    }
-
-    pub(super) fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
-        self.host.note_cold_start(id, load_wait_us);
-    }
-
-    pub(super) fn note_verified(&mut self, id: AdapterId, drafted: usize, accepted: usize) {
-        self.host.note_verified(id, drafted, accepted);
-    }
-
-    pub(super) fn note_least_confidence(&mut self, id: AdapterId, confidence: f64) {
-        self.host.note_least_confidence(id, confidence);
-    }
-
-    /// Records a pass over `rows` rows that took `took`.
-    pub(super) fn observe(&mut self, rows: usize, took: Duration) {
-        self.device.observe(rows, took);
     }
 
     /// Handles the loader's result for a `caller` that has no reply yet. Returns `None` if there is no such

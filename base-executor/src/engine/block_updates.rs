@@ -9,7 +9,8 @@ use kv_cache::{
 use model::forward::ForwardPass;
 use shmproto::message::{AddedBlock, BlockTier, BlockUpdate, RemovedBlock, ToGateway};
 
-use super::{Engine, adapter_tiers::Tiers, event::ConnectionId};
+use super::{Engine, event::ConnectionId};
+use crate::adapters::AdapterTable;
 
 /// Maximum number of updates in a message, so that none exceeds a megabyte.
 const UPDATES_PER_MESSAGE: usize = 4096;
@@ -26,7 +27,7 @@ impl<P: ForwardPass> Engine<P> {
         self.publish_blocks();
         let mut updates = vec![BlockUpdate::Cleared];
         let stored = self.kv.start_events();
-        updates.extend(stored.into_iter().filter_map(|event| update_of(event, &self.tiers)));
+        updates.extend(stored.into_iter().filter_map(|event| update_of(event, &self.tiers.host)));
         self.send_blocks(connection, &updates);
         self.watchers.connections.insert(connection);
     }
@@ -41,7 +42,7 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn publish_blocks(&mut self) {
         let events = self.kv.take_events();
         let updates: Vec<BlockUpdate> =
-            events.into_iter().filter_map(|event| update_of(event, &self.tiers)).collect();
+            events.into_iter().filter_map(|event| update_of(event, &self.tiers.host)).collect();
         for connection in self.watchers.connections.clone() {
             self.send_blocks(connection, &updates);
         }
@@ -55,11 +56,11 @@ impl<P: ForwardPass> Engine<P> {
 }
 
 /// Returns the update for an event; `None` for a block that tokens and adapter alone do not name.
-fn update_of<A>(event: BlockEvent, tiers: &Tiers<A>) -> Option<BlockUpdate> {
+fn update_of<A>(event: BlockEvent, adapters: &AdapterTable<A>) -> Option<BlockUpdate> {
     match event {
         BlockEvent::Stored(block) => {
             let StoredBlock { chain, parent, namespace, tokens, tier } = block;
-            namespace.adapter.is_none_or(|id| tiers.has_plain_blocks(id)).then(|| {
+            namespace.adapter.is_none_or(|id| adapters.has_plain_blocks(id)).then(|| {
                 BlockUpdate::Added(AddedBlock {
                     chain: chain.0,
                     parent: parent.map(|parent| parent.0),

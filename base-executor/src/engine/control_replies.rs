@@ -40,7 +40,7 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn unload_adapter(&mut self, connection: ConnectionId, call: &UnloadAdapter) {
         let caller = RequestKey { connection, request: call.request };
         failpoint::pass("executor.unload_begun");
-        match self.tiers.unload(AdapterId(call.adapter), caller) {
+        match self.tiers.host.unload(AdapterId(call.adapter), caller) {
             Ok(None) => {}
             Ok(Some(unloaded)) => self.report_unloaded(&unloaded),
             Err(error) => self.answer([failed(caller, error.into())]),

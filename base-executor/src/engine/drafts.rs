@@ -282,7 +282,7 @@ impl<P: ForwardPass> Engine<P> {
         let kept = self.drafts.choose(step, &drafted);
         for (index, _) in trees {
             if let Some(id) = self.queues.running()[plan[*index].sequence].adapter_id() {
-                self.tiers.note_least_confidence(id, self.drafts.figures.least_confidence);
+                self.tiers.host.note_least_confidence(id, self.drafts.figures.least_confidence);
             }
         }
         // No sequence is to be preempted because others draft.

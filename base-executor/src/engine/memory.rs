@@ -36,7 +36,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Executes pending copies; runs before a step of `tokens` tokens computes into newly allocated blocks.
     /// Offloads one block more than the step fills, so that offloading never falls behind.
     pub(super) fn run_transfers(&mut self, tokens: usize) {
-        self.tiers.apply_evictions(&mut self.kv);
+        self.tiers.device.apply_evictions(&mut self.kv);
         self.kv.set_spill_room(self.below.room(self.clock.now()));
         if tokens > 0 {
             self.kv.spill(tokens / BLOCK_TOKENS + 1);
@@ -61,7 +61,7 @@ impl<P: ForwardPass> Engine<P> {
             }
         }
         // The former contents of the adapters' blocks are copied out by now.
-        self.tiers.start_copies(&self.kv);
+        self.tiers.device.start_copies(&self.kv);
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {

@@ -60,7 +60,7 @@ impl<P: ForwardPass> Engine<P> {
         let meanwhile = (&mut self.drafts.writers, &mut self.stats.speculation);
         let computed = self.computing.run(&batch, meanwhile, &*self.clock);
         let took = self.clock.now().saturating_duration_since(begin);
-        self.tiers.observe(rows, took);
+        self.tiers.device.observe(rows, took);
         if plan.iter().all(decodes) {
             self.drafts.observe(rows, took);
         }
@@ -159,7 +159,7 @@ impl<P: ForwardPass> Engine<P> {
                 }
                 drafts.record_verification(stats, sequence.commission.as_ref(), (&tree, &verdict));
                 if let Some(id) = sequence.adapter_id() {
-                    tiers.note_verified(id, tree.len(), verdict.accepted.len());
+                    tiers.host.note_verified(id, tree.len(), verdict.accepted.len());
                 }
                 return Some(output);
             }

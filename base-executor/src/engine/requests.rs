@@ -43,9 +43,9 @@ impl<P: ForwardPass> Engine<P> {
         if self.queues.iter().any(|sequence| sequence.caller == caller) {
             return Err(AdmissionRefusal::DuplicateRequest(caller.request));
         }
-        let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.virtual_tokens(AdapterId(id)));
+        let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.host.virtual_tokens(AdapterId(id)));
         let vocab_size = self.computing.vocab_size();
-        let head = request.adapter.and_then(|id| self.tiers.classification_head(AdapterId(id)));
+        let head = request.adapter.and_then(|id| self.tiers.host.classification_head(AdapterId(id)));
         let traits = AdapterTraits { virtual_tokens, head };
         let task = admission::check(&request, received_at, vocab_size, &self.limits, traits)?;
         let under_way = self.queues.iter().count();
@@ -76,7 +76,7 @@ impl<P: ForwardPass> Engine<P> {
         };
         let adapter = request.adapter.map(AdapterId);
         let own = of(adapter, request.namespace);
-        let Some(invocation) = adapter.and_then(|id| self.tiers.invocation(id)) else {
+        let Some(invocation) = adapter.and_then(|id| self.tiers.host.invocation(id)) else {
             return PrefixPath::whole(own);
         };
         let asked = request.prompt.len().saturating_sub(request.generated as usize);
@@ -97,7 +97,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn adapt(&mut self, id: AdapterId) -> Result<SequenceAdapter<P::Adapter>, AdmissionRefusal> {
-        let adapter = self.tiers.acquire(id)?;
+        let adapter = self.tiers.host.acquire(id)?;
         Ok(SequenceAdapter { id, adapter, hold: AdapterHold::None })
     }
 

@@ -39,7 +39,7 @@ impl<P: ForwardPass> Engine<P> {
             return true;
         };
         let (id, has_waited) = (adapted.id, adapted.hold != AdapterHold::None);
-        let found = self.tiers.begin_use(&mut self.kv, id, &adapted.adapter, tokens);
+        let found = self.tiers.device.begin_use(&mut self.kv, id, &adapted.adapter, tokens);
         if found == AdapterAvailability::MustWait {
             sequence.wait_for_adapter(now);
             return false;
@@ -48,7 +48,7 @@ impl<P: ForwardPass> Engine<P> {
         if found == AdapterAvailability::Missing || has_waited {
             self.stats.cold_starts += 1;
             self.stats.load_wait_us += load_wait_us;
-            self.tiers.note_cold_start(id, load_wait_us);
+            self.tiers.host.note_cold_start(id, load_wait_us);
             failpoint::pass("executor.cold_start");
         }
         true

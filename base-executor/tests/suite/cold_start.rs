@@ -21,8 +21,7 @@ use kv_cache::{Cache, CacheSettings};
 use model::forward::BLOCK_TOKENS;
 use scheduling::clock::{Clock, SystemClock};
 use shmproto::message::{
-    AdapterStats, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
-    UnloadAdapter, Welcome,
+    ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway, UnloadAdapter, Welcome,
 };
 use testkit::WATCHDOG;
 use tokio::sync::mpsc;
@@ -68,10 +67,6 @@ impl FakeTier {
 }
 
 impl Placement<FakeAdapter> for FakeTier {
-    fn apply_evictions(&mut self, _: &mut Cache) {}
-
-    fn start_copies(&mut self, _: &Cache) {}
-
     fn blocks_of(&self, _: AdapterId, _: &FakeAdapter) -> Option<u32> {
         Some(1)
     }
@@ -127,12 +122,6 @@ impl Placement<FakeAdapter> for FakeTier {
             world.held.remove(&id.0[0]);
         }
     }
-
-    fn observe(&mut self, _: usize, _: Duration) {}
-
-    fn stats(&self, _: &Cache, _: &mut Stats) {}
-
-    fn adapter_stats(&self, _: AdapterId, _: &FakeAdapter, _: &mut AdapterStats) {}
 }
 
 #[derive(Debug, Clone)]
