@@ -40,6 +40,19 @@ pub enum CombinationMethod {
     MagnitudePrune,
 }
 
+impl CombinationMethod {
+    /// All methods with PEFT's names.
+    pub const NAMED: [(&str, Self); 7] = [
+        ("cat", Self::Cat),
+        ("linear", Self::Linear),
+        ("svd", Self::Svd),
+        ("ties", Self::Ties),
+        ("dare_linear", Self::DareLinear),
+        ("dare_ties", Self::DareTies),
+        ("magnitude_prune", Self::MagnitudePrune),
+    ];
+}
+
 /// How the majority's sign is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MajoritySign {
@@ -47,6 +60,11 @@ pub enum MajoritySign {
     Total,
     /// The sign of most values.
     Frequency,
+}
+
+impl MajoritySign {
+    /// All ways with PEFT's names.
+    pub const NAMED: [(&str, Self); 2] = [("total", Self::Total), ("frequency", Self::Frequency)];
 }
 
 /// A combination with its parameters.

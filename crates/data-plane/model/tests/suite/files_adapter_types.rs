@@ -361,15 +361,7 @@ struct CombinedCase {
 }
 
 fn method_named(name: &str) -> CombinationMethod {
-    match name {
-        "linear" => CombinationMethod::Linear,
-        "svd" => CombinationMethod::Svd,
-        "ties" => CombinationMethod::Ties,
-        "magnitude_prune" => CombinationMethod::MagnitudePrune,
-        "dare_linear" => CombinationMethod::DareLinear,
-        "dare_ties" => CombinationMethod::DareTies,
-        other => panic!("{other}"),
-    }
+    CombinationMethod::NAMED.into_iter().find(|(known, _)| *known == name).expect(name).1
 }
 
 fn product(a: &[f32], b: &[f32], rank: usize) -> Vec<f32> {

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use model::adapter::{
     by_name::NamedLora,
     combination::{Combination, CombinationMethod, MajoritySign},
@@ -23,8 +24,8 @@ pub(crate) struct MergeArguments {
     #[arg(long, short, value_name = "DIR")]
     output: PathBuf,
     /// How values are combined, as in PEFT's add_weighted_adapter; all but `cat` approximate the sum
-    #[arg(long, value_enum, default_value = "cat")]
-    combination: CombinationName,
+    #[arg(long, default_value = "cat", value_parser = one_of(CombinationMethod::NAMED))]
+    combination: CombinationMethod,
     /// Rank of each layer with `svd` [default: the largest rank of the adapters]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_RANK as u64))]
     rank: Option<u64>,
@@ -32,50 +33,28 @@ pub(crate) struct MergeArguments {
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
     density: f64,
     /// How `ties` and `dare_ties` find the sign of the majority
-    #[arg(long, value_enum, default_value = "total")]
-    majority_sign: SignName,
+    #[arg(long, default_value = "total", value_parser = one_of(MajoritySign::NAMED))]
+    majority_sign: MajoritySign,
     /// Seed of the random choices of `dare_linear` and `dare_ties`
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
 }
 
-/// PEFT's names of combinations.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum CombinationName {
-    Cat,
-    Linear,
-    Svd,
-    Ties,
-    DareLinear,
-    DareTies,
-    MagnitudePrune,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum SignName {
-    Total,
-    Frequency,
-}
-
 impl MergeArguments {
     fn combination(&self) -> Combination {
-        let method = match self.combination {
-            CombinationName::Cat => CombinationMethod::Cat,
-            CombinationName::Linear => CombinationMethod::Linear,
-            CombinationName::Svd => CombinationMethod::Svd,
-            CombinationName::Ties => CombinationMethod::Ties,
-            CombinationName::DareLinear => CombinationMethod::DareLinear,
-            CombinationName::DareTies => CombinationMethod::DareTies,
-            CombinationName::MagnitudePrune => CombinationMethod::MagnitudePrune,
-        };
-        let sign = match self.majority_sign {
-            SignName::Total => MajoritySign::Total,
-            SignName::Frequency => MajoritySign::Frequency,
-        };
         let rank = self.rank.and_then(|rank| usize::try_from(rank).ok());
+        let (method, sign) = (self.combination, self.majority_sign);
         Combination { method, rank, density: self.density, sign, seed: self.seed }
     }
+}
+
+/// Parses one of the names in `named`.
+fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    named: [(&'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let find = move |name: &str| named.into_iter().find(|(known, _)| *known == name);
+    let parser = PossibleValuesParser::new(named.map(|(name, _)| name));
+    parser.try_map(move |name| find(&name).map(|(_, value)| value).ok_or("the name is unknown"))
 }
 
 /// Parses a share of a whole, above 0.
