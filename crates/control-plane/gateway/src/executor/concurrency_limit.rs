@@ -38,10 +38,8 @@ pub(super) struct ExecutorCapacity {
 pub struct SlotUsage {
     /// Number of sequences in the executor.
     pub held: usize,
-    /// Number of these sequences without a first token.
-    pub waiting: usize,
-    /// Prompt tokens of the waiting sequences, each counted up to `chunk_tokens`, since a step computes no
-    /// more of one sequence.
+    /// Prompt tokens of the sequences without a first token, each counted up to `chunk_tokens`, since a step
+    /// computes no more of one sequence.
     pub waiting_tokens: usize,
     pub places: usize,
     pub chunk_tokens: usize,
@@ -104,14 +102,8 @@ impl fmt::Debug for SequenceSlot {
 impl SequenceSlots {
     /// Creates `max` slots, until the executor reports a lower capacity.
     pub(super) fn new(max: usize, room: Arc<Notify>) -> Self {
-        let load = SlotUsage {
-            held: 0,
-            waiting: 0,
-            waiting_tokens: 0,
-            places: max,
-            chunk_tokens: usize::MAX,
-            limit: max,
-        };
+        let load =
+            SlotUsage { held: 0, waiting_tokens: 0, places: max, chunk_tokens: usize::MAX, limit: max };
         Self { counts: Arc::new(Mutex::new(SlotCounts { max, load })), room }
     }
 
@@ -134,7 +126,6 @@ impl SequenceSlots {
             return Err(TooManySequences { limit: load.limit });
         }
         load.held += tokens.len();
-        load.waiting += tokens.len();
         let chunk_tokens = load.chunk_tokens;
         let slots = tokens.iter().map(|&tokens| {
             let tokens = tokens.min(chunk_tokens);
@@ -175,16 +166,9 @@ impl SequenceSlot {
             standing.begun(queued);
         }
         if let Some(tokens) = self.tokens.take() {
-            self.slots.counts().load.leave_queue(tokens);
+            self.slots.counts().load.waiting_tokens -= tokens;
             self.slots.room.notify_one();
         }
-    }
-}
-
-impl SlotUsage {
-    fn leave_queue(&mut self, tokens: usize) {
-        self.waiting -= 1;
-        self.waiting_tokens -= tokens;
     }
 }
 
@@ -192,9 +176,7 @@ impl Drop for SequenceSlot {
     fn drop(&mut self) {
         let mut counts = self.slots.counts();
         counts.load.held -= 1;
-        if let Some(tokens) = self.tokens {
-            counts.load.leave_queue(tokens);
-        }
+        counts.load.waiting_tokens -= self.tokens.unwrap_or(0);
         drop(counts);
         self.slots.room.notify_one();
     }
