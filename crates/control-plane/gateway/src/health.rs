@@ -8,6 +8,12 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use control_protocol::status::{
+    AdapterCounts, DeploymentStatus, ExecutorFigures, ExecutorStatus, KvBlockCounts, RequestCounts,
+    SequenceCounts, TokenRates,
+    shared::{RegistryStatus, SharedRegistryStatus, SharedStoreStatus, StoreStatus},
+    training::{JobSummary, RunSummary, TrainingStatus},
+};
 use serde_json::{Value, json};
 use shmproto::message::{Stats, Welcome};
 
@@ -16,7 +22,6 @@ use crate::{
     app::App,
     base_sleep,
     bases::Bases,
-    errors::ApiError,
     executors::{ExecutorHandle, ExecutorState as Executor},
     layer_stats,
     lifecycle::{GatewayReadiness, ServingState},
@@ -70,56 +75,54 @@ pub(crate) async fn version() -> Json<Value> {
 }
 
 /// `GET /v1/status`: the current state of the gateway, its bases and their executors.
-pub(crate) async fn status(State(bases): State<Arc<Bases>>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn status(State(bases): State<Arc<Bases>>) -> Json<DeploymentStatus> {
     let (app, apps) = (bases.first(), bases.all());
     let serving: Option<Arc<ServingState>> = app.last_serving().ok();
-    let mut status = of_executors(&bases);
-    let welcome = serving.as_ref().map(|serving| &*serving.welcome);
-    status["model"] = json!(serving.as_ref().map(|serving| serving.base_name.as_str()));
-    status["model_path"] = json!(welcome.map(|welcome| welcome.model_path.as_str()));
-    status["adapter_root"] = json!(app.registry.root().to_string_lossy());
-    status["version"] = json!(env!("CARGO_PKG_VERSION"));
-    status["uptime_s"] = json!(app.lifetime.started.elapsed().as_secs());
-    status["ready"] = json!(bases.readiness().answers() && !app.is_draining());
-    status["adapters"]["registered"] = json!(apps.iter().map(|app| app.registry.len()).sum::<usize>());
-    status["registry"] = registry(&app.registry);
-    status["store"] = store(&app.registry);
-    status["training"] = training(app);
-    status["classes"] = slo_status::status(app);
-    let waiting = status["requests"]["waiting"].as_u64().unwrap_or_default();
-    let queued = apps.iter().map(|app| app.turns.queued() as u64).sum::<u64>();
-    status["requests"]["waiting"] = json!(waiting + queued);
-    status["bases"] = apps.iter().map(|app| base_sleep::describe(app)).collect();
-    Ok(Json(status))
+    let (mut figures, executors) = of_executors(&bases);
+    figures.adapters.registered = Some(apps.iter().map(|app| app.registry.len()).sum());
+    figures.requests.waiting += apps.iter().map(|app| app.turns.queued() as u64).sum::<u64>();
+    Json(DeploymentStatus {
+        figures,
+        executors,
+        model: serving.as_ref().map(|serving| serving.base_name.clone()),
+        model_path: serving.as_ref().map(|serving| serving.welcome.model_path.clone()),
+        adapter_root: app.registry.root().to_string_lossy().into_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_s: app.lifetime.started.elapsed().as_secs(),
+        ready: bases.readiness().answers() && !app.is_draining(),
+        registry: registry(&app.registry),
+        store: store(&app.registry),
+        training: training(app),
+        classes: slo_status::status(app),
+        bases: apps.iter().map(|app| base_sleep::describe(app)).collect(),
+    })
 }
 
 /// Reports the stats of all executors: of a single one alone, and of several together and one by one.
-fn of_executors(bases: &Bases) -> Value {
+fn of_executors(bases: &Bases) -> (ExecutorFigures, Vec<ExecutorStatus>) {
     let reports: Vec<_> = bases.all().iter().map(|app| (app, app.metrics.reported())).collect();
     if let [(app, one)] = &reports[..]
         && let [only] = &one[..]
     {
-        return figures(only, welcome_of(app, 0).as_deref(), app.metrics.expected_workers(0));
+        let welcome = welcome_of(app, 0);
+        return (figures(only, welcome.as_deref(), app.metrics.expected_workers(0)), Vec::new());
     }
     let mut together = sums(&reports.iter().flat_map(|(_, each)| each.clone()).collect::<Vec<_>>());
+    together.adapters.budget_bytes = budget_bytes(bases.all());
     let each = reports.iter().flat_map(|(app, each)| {
         let of_one = |(report, member): (&LastStats, &ExecutorHandle)| {
             let welcome = welcome_of(app, member.index());
             let workers = app.metrics.expected_workers(member.index());
-            let mut told = executor(member, report, welcome.as_deref(), workers);
+            let mut status = executor(member, report, welcome.as_deref(), workers);
             if app.base.phase() == SleepPhase::Asleep {
-                told["state"] = "asleep".into();
+                status.state = Some("asleep".to_owned());
             }
-            if bases.are_several() {
-                told["base"] = app.base.name().into();
-            }
-            told
+            status.base = bases.are_several().then(|| app.base.name().to_owned());
+            status
         };
         each.iter().zip(app.executors.all()).map(of_one).collect::<Vec<_>>()
     });
-    together["executors"] = each.collect();
-    together["adapters"]["budget_bytes"] = json!(budget_bytes(bases.all()));
-    together
+    (together, each.collect())
 }
 
 fn welcome_of(app: &App, index: usize) -> Option<Arc<Welcome>> {
@@ -129,51 +132,45 @@ fn welcome_of(app: &App, index: usize) -> Option<Arc<Welcome>> {
 }
 
 /// Reports where the registry lies, and how old this gateway's copy of it is.
-fn registry(registry: &Registry) -> Value {
-    match registry.freshness() {
-        None => json!({ "kind": "sqlite" }),
-        Some(known) => json!({
-            "kind": "postgres", "address": known.address, "reachable": known.fault.is_none(),
-            "age_ms": u64::try_from(known.age.as_millis()).unwrap_or(u64::MAX), "error": known.fault,
-        }),
-    }
+fn registry(registry: &Registry) -> RegistryStatus {
+    let shared = registry.freshness().map(|known| SharedRegistryStatus {
+        address: known.address,
+        reachable: known.fault.is_none(),
+        age_ms: u64::try_from(known.age.as_millis()).unwrap_or(u64::MAX),
+        error: known.fault,
+    });
+    let kind = if shared.is_some() { "postgres" } else { "sqlite" };
+    RegistryStatus { kind: kind.to_owned(), shared }
 }
 
 /// Reports where adapter files lie, and how many bytes of them this host has cached.
-fn store(registry: &Registry) -> Value {
-    match registry.fetch_figures() {
-        None => json!({ "kind": "directory" }),
-        Some(figures) => json!({
-            "kind": "s3", "address": figures.address.to_string(), "cached_bytes": figures.cached_bytes,
-            "fetched": figures.fetched, "failed": figures.failed, "damaged": figures.damaged,
-            "evicted": figures.evicted,
-        }),
-    }
+fn store(registry: &Registry) -> StoreStatus {
+    let shared = registry.fetch_figures().map(|figures| SharedStoreStatus {
+        address: figures.address.to_string(),
+        cached_bytes: figures.cached_bytes,
+        fetched: figures.fetched,
+        failed: figures.failed,
+        damaged: figures.damaged,
+        evicted: figures.evicted,
+    });
+    let kind = if shared.is_some() { "s3" } else { "directory" };
+    StoreStatus { kind: kind.to_owned(), shared }
 }
 
 /// Reports the stats of one executor.
-fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
+fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32) -> ExecutorFigures {
     let stats = &report.stats;
-    json!({
-        "requests": { "running": stats.running, "waiting": stats.waiting },
-        "tokens_per_s": {
-            "prompt": report.prompt_tokens_per_s, "generated": report.generated_tokens_per_s,
-        },
-        "kv_blocks": {
-            "total": stats.kv_blocks_total, "used": stats.kv_blocks_used, "cached": stats.kv_blocks_cached,
-        },
-        "memory": placement_stats::memory(stats),
-        "adapters": {
-            "resident": stats.adapters.len(),
-            "bytes": stats.adapter_bytes,
-            "budget_bytes": welcome.map(|welcome| welcome.adapter_budget_bytes),
-        },
-        "device": placement_stats::device(stats, welcome),
-        "cold_starts": placement_stats::cold_starts(stats),
-        "speculation": placement_stats::speculation(stats),
-        "workers": placement_stats::workers(stats, expected_workers),
-        "layers": layer_stats::status(&stats.layers),
-    })
+    let mut figures = sums(std::slice::from_ref(report));
+    figures.adapters.budget_bytes = welcome.map(|welcome| welcome.adapter_budget_bytes);
+    ExecutorFigures {
+        memory: Some(placement_stats::memory(stats)),
+        device: Some(placement_stats::device(stats, welcome)),
+        cold_starts: Some(placement_stats::cold_starts(stats)),
+        speculation: Some(placement_stats::speculation(stats)),
+        workers: Some(placement_stats::workers(stats, expected_workers)),
+        layers: Some(layer_stats::status(&stats.layers)),
+        ..figures
+    }
 }
 
 /// Reports one of several executors: its stats, and its state as the gateway sees it.
@@ -182,8 +179,7 @@ fn executor(
     report: &LastStats,
     welcome: Option<&Welcome>,
     expected_workers: u32,
-) -> Value {
-    let mut told = figures(report, welcome, expected_workers);
+) -> ExecutorStatus {
     let (state, connection, detail) = match member.state() {
         Executor::Ready(one) if member.is_drained() => ("drained", Some(one.epoch), None),
         Executor::Ready(one) => ("ready", Some(one.epoch), None),
@@ -192,59 +188,72 @@ fn executor(
         Executor::Refused { detail } => ("refused", None, Some(detail)),
     };
     let (sent, taken_over) = member.counts();
-    told["name"] = member.name().into();
-    told["state"] = state.into();
-    told["connection"] = json!(connection);
-    told["detail"] = json!(detail);
-    told["address"] = json!(member.executor().far().map(|far| far.address().to_string()));
-    told["drained"] = member.is_drained().into();
-    told["sequences"] = json!({
-        "under_way": member.executor().load().held, "sent": sent, "taken_over": taken_over,
-    });
-    told
+    ExecutorStatus {
+        figures: figures(report, welcome, expected_workers),
+        name: member.name().to_owned(),
+        state: Some(state.to_owned()),
+        connection,
+        detail,
+        address: member.executor().far().map(|far| far.address().to_string()),
+        drained: member.is_drained(),
+        sequences: SequenceCounts { under_way: member.executor().load().held, sent, taken_over },
+        base: None,
+    }
 }
 
-/// Sums those stats of several executors that can be added; the rest is reported per executor.
-fn sums(reports: &[LastStats]) -> Value {
+/// Sums those stats of executors that can be added.
+fn sums(reports: &[LastStats]) -> ExecutorFigures {
     let sum = |figure: fn(&Stats) -> u64| reports.iter().map(|report| figure(&report.stats)).sum::<u64>();
     let rate = |figure: fn(&LastStats) -> f64| reports.iter().map(figure).sum::<f64>();
-    json!({
-        "requests": {
-            "running": sum(|stats| stats.running.into()), "waiting": sum(|stats| stats.waiting.into()),
+    ExecutorFigures {
+        requests: RequestCounts {
+            running: sum(|stats| stats.running.into()),
+            waiting: sum(|stats| stats.waiting.into()),
         },
-        "tokens_per_s": {
-            "prompt": rate(|report| report.prompt_tokens_per_s),
-            "generated": rate(|report| report.generated_tokens_per_s),
+        tokens_per_s: TokenRates {
+            prompt: rate(|report| report.prompt_tokens_per_s),
+            generated: rate(|report| report.generated_tokens_per_s),
         },
-        "kv_blocks": {
-            "total": sum(|stats| stats.kv_blocks_total.into()),
-            "used": sum(|stats| stats.kv_blocks_used.into()),
-            "cached": sum(|stats| stats.kv_blocks_cached.into()),
+        kv_blocks: KvBlockCounts {
+            total: sum(|stats| stats.kv_blocks_total.into()),
+            used: sum(|stats| stats.kv_blocks_used.into()),
+            cached: sum(|stats| stats.kv_blocks_cached.into()),
         },
-        "adapters": {
-            "resident": sum(|stats| stats.adapters.len() as u64), "bytes": sum(|stats| stats.adapter_bytes),
+        adapters: AdapterCounts {
+            resident: reports.iter().map(|report| report.stats.adapters.len()).sum(),
+            bytes: sum(|stats| stats.adapter_bytes),
+            ..AdapterCounts::default()
         },
-    })
+        ..ExecutorFigures::default()
+    }
 }
 
 /// Reports running training for the operator: fine-tuning jobs, and models that clients train step by step.
-fn training(app: &App) -> Value {
-    let jobs = app.training.under_way().into_iter().map(|JobInProgress { job, tokens_per_s }| {
-        json!({
-            "id": job.id, "name": job.name, "tenant": job.tenant, "status": job.status,
-            "step": job.step, "steps": job.plan.map(|plan| plan.steps), "loss": job.loss,
-            "tokens_per_s": tokens_per_s, "estimated_finish": job.estimated_finish,
-        })
+fn training(app: &App) -> TrainingStatus {
+    let jobs = app.training.under_way().into_iter().map(|JobInProgress { job, tokens_per_s }| JobSummary {
+        id: job.id,
+        name: job.name,
+        tenant: job.tenant,
+        status: job.status.as_str().to_owned(),
+        step: job.step,
+        steps: job.plan.map(|plan| plan.steps),
+        loss: job.loss,
+        tokens_per_s,
+        estimated_finish: job.estimated_finish,
     });
-    let runs = app.runs.book.active_models().into_iter().map(|live| {
-        let status = if live.progress.has_trainer { "running" } else { "queued" };
-        json!({
-            "name": live.run, "tenant": &*live.tenant, "status": status,
-            "step": live.progress.steps, "loss_sum": live.progress.loss,
-        })
+    let runs = app.runs.book.active_models().into_iter().map(|live| RunSummary {
+        name: live.run,
+        tenant: live.tenant.to_string(),
+        status: if live.progress.has_trainer { "running" } else { "queued" }.to_owned(),
+        step: live.progress.steps,
+        loss_sum: live.progress.loss,
     });
-    json!({
-        "trains": app.runs.means.trainers.check().is_ok(),
-        "jobs": jobs.collect::<Vec<_>>(), "runs": runs.collect::<Vec<_>>(),
-    })
+    TrainingStatus {
+        trains: app.runs.means.trainers.check().is_ok(),
+        jobs: jobs.collect(),
+        runs: runs.collect(),
+    }
 }
+
+#[cfg(test)]
+mod tests;

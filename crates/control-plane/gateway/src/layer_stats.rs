@@ -1,6 +1,8 @@
 //! Usage of the base layers by split clients, as `/v1/status` reports it.
 
-use serde_json::{Value, json};
+use control_protocol::status::layers::{
+    LayerServiceStatus, LayerUsage, RowCounts, SplitSessionStatus, TenantLayerUsage,
+};
 use shmproto::{
     layer::{CallClass, control::SessionStats},
     message::{LayerRoute, LayerSession, LayerStats, TenantUse},
@@ -20,51 +22,54 @@ pub(crate) fn route(route: LayerRoute) -> &'static str {
     }
 }
 
-/// Reports the stats of the layer service as JSON.
+/// Reports the stats of the layer service.
 #[must_use]
-pub(crate) fn status(stats: &LayerStats) -> Value {
-    json!({
-        "open": stats.open,
-        "refused": stats.refused,
-        "broken": stats.broken,
-        "batches": stats.batches,
-        "joined_rows": stats.joined_rows,
-        "used": used(&stats.used),
-        "tenants": stats.tenants.iter().map(tenant).collect::<Vec<_>>(),
-        "sessions": stats.sessions.iter().map(session).collect::<Vec<_>>(),
-    })
+pub(crate) fn status(stats: &LayerStats) -> LayerServiceStatus {
+    LayerServiceStatus {
+        open: stats.open,
+        refused: stats.refused,
+        broken: stats.broken,
+        batches: stats.batches,
+        joined_rows: stats.joined_rows,
+        used: used(&stats.used),
+        tenants: stats.tenants.iter().map(tenant).collect(),
+        sessions: stats.sessions.iter().map(session).collect(),
+    }
 }
 
-fn tenant(tenant: &TenantUse) -> Value {
-    json!({ "tenant": tenant.tenant, "waiting_rows": tenant.waiting_rows, "used": used(&tenant.used) })
+fn tenant(tenant: &TenantUse) -> TenantLayerUsage {
+    TenantLayerUsage {
+        tenant: tenant.tenant.clone(),
+        waiting_rows: tenant.waiting_rows,
+        used: used(&tenant.used),
+    }
 }
 
-fn session(session: &LayerSession) -> Value {
-    json!({
-        "session": session.session,
-        "tenant": session.tenant,
-        "name": session.name,
-        "masking": session.masking,
-        "route": route(session.route),
-        "waiting_rows": session.waiting_rows,
-        "slab_bytes": session.slab_bytes,
-        "used": used(&session.used),
-    })
+fn session(session: &LayerSession) -> SplitSessionStatus {
+    SplitSessionStatus {
+        session: session.session,
+        tenant: session.tenant.clone(),
+        name: session.name.clone(),
+        masking: session.masking.clone(),
+        route: route(session.route).to_owned(),
+        waiting_rows: session.waiting_rows,
+        slab_bytes: session.slab_bytes,
+        used: used(&session.used),
+    }
 }
 
-fn used(used: &SessionStats) -> Value {
-    let rows: serde_json::Map<_, _> =
-        CLASSES.iter().zip(used.rows).map(|(&class, rows)| (class.to_owned(), rows.into())).collect();
-    json!({
-        "calls": used.calls,
-        "refused": used.refused,
-        "rows": rows,
-        "bytes_in": used.bytes_in,
-        "bytes_out": used.bytes_out,
-        "wait_ms": millis(used.wait_us),
-        "compute_ms": millis(used.compute_us),
-        "mean_batch_rows": mean(used.batch_rows, used.calls),
-    })
+fn used(used: &SessionStats) -> LayerUsage {
+    let [decode, verify, prefill, training, noise] = used.rows;
+    LayerUsage {
+        calls: used.calls,
+        refused: used.refused,
+        rows: RowCounts { decode, verify, prefill, training, noise },
+        bytes_in: used.bytes_in,
+        bytes_out: used.bytes_out,
+        wait_ms: millis(used.wait_us),
+        compute_ms: millis(used.compute_us),
+        mean_batch_rows: mean(used.batch_rows, used.calls),
+    }
 }
 
 fn millis(us: u64) -> f64 {
@@ -86,8 +91,7 @@ mod tests {
 
     #[test]
     fn before_anything_happened_nothing_is_divided_by_nothing() {
-        let told = status(&LayerStats::default());
-        assert_eq!(told["used"]["mean_batch_rows"], 0.0);
-        assert_eq!(told["used"]["rows"]["training"], 0);
+        let used = status(&LayerStats::default()).used;
+        assert_eq!((used.mean_batch_rows, used.rows.total()), (0.0, 0));
     }
 }

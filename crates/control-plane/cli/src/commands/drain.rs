@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use control_protocol::status::DeploymentStatus;
 use serde_json::json;
 
 use crate::{
@@ -19,25 +19,6 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub(crate) struct DrainArguments {
     /// Name of the executor, as `holobiont status` shows it
     name: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct DrainStatus {
-    executors: Vec<DrainExecutor>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct DrainExecutor {
-    name: String,
-    sequences: Sequences,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Sequences {
-    under_way: u64,
 }
 
 /// Stops new requests to an executor and returns when its running requests have ended.
@@ -62,8 +43,8 @@ pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal)
     Ok(())
 }
 
-fn under_way(client: &GatewayClient, name: &str) -> Result<u64, ClientError> {
-    let status: DrainStatus =
+fn under_way(client: &GatewayClient, name: &str) -> Result<usize, ClientError> {
+    let status: DeploymentStatus =
         serde_json::from_value(client.get("/v1/status")?).map_err(ClientError::Garbled)?;
     let executor = status.executors.into_iter().find(|executor| executor.name == name);
     Ok(executor.map_or(0, |executor| executor.sequences.under_way))

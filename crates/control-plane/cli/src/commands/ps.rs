@@ -3,11 +3,11 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use serde::Deserialize;
+use control_protocol::status::{DeploymentStatus, ExecutorFigures, ExecutorStatus};
 
 use crate::{
     client::{ClientError, GatewayClient, LoadedAdapter, list_in},
-    commands::status::Workers,
+    commands::status::missing_workers,
     terminal::{
         PrintFormat, Terminal, TextStyle,
         interval::seconds,
@@ -27,42 +27,6 @@ pub(crate) struct PsArguments {
     /// Repeats every S seconds until Ctrl-C
     #[arg(long, short, value_name = "S", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
-}
-
-/// Fields of `/v1/status` that `ps` shows.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct PsStatus {
-    model: String,
-    requests: PsRequests,
-    tokens_per_s: PsRates,
-    workers: Workers,
-    /// Executors, if there are several.
-    executors: Vec<PsExecutor>,
-}
-
-/// Fields of one executor that `ps` shows.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct PsExecutor {
-    name: String,
-    state: String,
-    requests: PsRequests,
-    tokens_per_s: PsRates,
-    workers: Workers,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct PsRequests {
-    running: u64,
-    waiting: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct PsRates {
-    generated: f64,
 }
 
 /// Shows resident and used models.
@@ -96,7 +60,7 @@ fn show_resident(
     }
     let adapters: Vec<LoadedAdapter> = list_in(serde_json::from_str(&body).map_err(ClientError::Garbled)?)?;
     let status = client.get_text("/v1/status")?;
-    let status: PsStatus = serde_json::from_str(&status).map_err(ClientError::Garbled)?;
+    let status: DeploymentStatus = serde_json::from_str(&status).map_err(ClientError::Garbled)?;
     Ok(text(terminal.ink(), &status, adapters.iter().filter(|adapter| arguments.all || is_shown(adapter))))
 }
 
@@ -105,10 +69,14 @@ fn is_shown(adapter: &LoadedAdapter) -> bool {
     adapter.tier.as_deref() != Some("disk") || adapter.requests > Some(0) || adapter.state != "ready"
 }
 
-fn text<'a>(ink: TextStyle, status: &PsStatus, adapters: impl Iterator<Item = &'a LoadedAdapter>) -> String {
-    let PsStatus { executors, requests, tokens_per_s, .. } = status;
+fn text<'a>(
+    ink: TextStyle,
+    status: &DeploymentStatus,
+    adapters: impl Iterator<Item = &'a LoadedAdapter>,
+) -> String {
+    let executors = &status.executors;
     let mut rows: Vec<PsRow> = match executors.is_empty() {
-        true => vec![(base_row(status, "base", requests, tokens_per_s), String::new())],
+        true => vec![(base_row(status, "base", &status.figures), String::new())],
         false => executors.iter().map(|one| base_row_of(status, one)).collect(),
     };
     rows.extend(adapters.map(|adapter| (adapter_row(adapter), places(adapter))));
@@ -120,27 +88,30 @@ fn text<'a>(ink: TextStyle, status: &PsStatus, adapters: impl Iterator<Item = &'
             table(ink, followed_by(head, "EXECUTOR"), &rows)
         }
     };
+    let missing_of = |figures: &ExecutorFigures| figures.workers.as_ref().and_then(missing_workers);
     let missing = executors.iter().filter_map(|one| {
-        one.workers.missing().map(|missing| format!("{}: {missing}", printable(&one.name)))
+        missing_of(&one.figures).map(|missing| format!("{}: {missing}", printable(&one.name)))
     });
-    [table].into_iter().chain(status.workers.missing()).chain(missing).collect::<Vec<_>>().join("\n\n")
+    [table].into_iter().chain(missing_of(&status.figures)).chain(missing).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Cells of a table row, and the names of the executors it is about.
 type PsRow = ([String; 8], String);
 
-fn base_row_of(status: &PsStatus, one: &PsExecutor) -> PsRow {
-    let tier = if one.state == "ready" { "base".into() } else { printable(&one.state) };
-    (base_row(status, &tier, &one.requests, &one.tokens_per_s), printable(&one.name))
+fn base_row_of(status: &DeploymentStatus, one: &ExecutorStatus) -> PsRow {
+    let state = one.state.as_deref().unwrap_or_default();
+    let tier = if state == "ready" { "base".into() } else { printable(state) };
+    (base_row(status, &tier, &one.figures), printable(&one.name))
 }
 
-fn base_row(status: &PsStatus, tier: &str, requests: &PsRequests, rates: &PsRates) -> [String; 8] {
-    let running = match requests.waiting {
-        0 => requests.running.to_string(),
-        waiting => format!("{} (+{waiting} waiting)", requests.running),
+fn base_row(status: &DeploymentStatus, tier: &str, figures: &ExecutorFigures) -> [String; 8] {
+    let running = match figures.requests.waiting {
+        0 => figures.requests.running.to_string(),
+        waiting => format!("{} (+{waiting} waiting)", figures.requests.running),
     };
-    let rate = format!("{:.1}", rates.generated);
-    [status.model.clone(), dash(), dash(), tier.to_owned(), dash(), running, rate, dash()]
+    let rate = format!("{:.1}", figures.tokens_per_s.generated);
+    let model = status.model.clone().unwrap_or_else(dash);
+    [model, dash(), dash(), tier.to_owned(), dash(), running, rate, dash()]
 }
 
 fn adapter_row(adapter: &LoadedAdapter) -> [String; 8] {

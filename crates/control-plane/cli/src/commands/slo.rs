@@ -1,52 +1,15 @@
 //! `holobiont slo`: shows the SLO targets of each service class, the measured latencies, and the waiting
 //! tenants.
 
-use serde::Deserialize;
+use control_protocol::status::{
+    DeploymentStatus,
+    classes::{ClassStatus, ClassTenant, ObjectiveStatus},
+};
 
 use crate::{
     client::{ClientError, GatewayClient},
     terminal::{PrintFormat, Terminal, TextStyle, printable, table::table},
 };
-
-/// Fields of `/v1/status` that `slo` shows.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SloStatus {
-    classes: Vec<SloClass>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SloClass {
-    name: String,
-    weight: u64,
-    priority: u64,
-    requests: u64,
-    throttled: u64,
-    tokens: u64,
-    waiting: u64,
-    ttft: Objective,
-    tpot: Objective,
-    tenants: Vec<SloTenant>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Objective {
-    promised_ms: Option<u64>,
-    mean_ms: Option<f64>,
-    met: u64,
-    missed: u64,
-    refused: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SloTenant {
-    tenant: String,
-    waiting: u64,
-    tokens: u64,
-}
 
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let body = GatewayClient::new(url, terminal).get("/v1/status")?;
@@ -54,12 +17,12 @@ pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
         terminal.print(&body["classes"]);
         return Ok(());
     }
-    let status: SloStatus = serde_json::from_value(body).map_err(ClientError::Garbled)?;
+    let status: DeploymentStatus = serde_json::from_value(body).map_err(ClientError::Garbled)?;
     terminal.print(text(terminal.ink(), &status));
     Ok(())
 }
 
-fn text(ink: TextStyle, status: &SloStatus) -> String {
+fn text(ink: TextStyle, status: &DeploymentStatus) -> String {
     let classes: Vec<_> = status.classes.iter().map(class_row).collect();
     let head = [
         "CLASS",
@@ -83,8 +46,8 @@ fn text(ink: TextStyle, status: &SloStatus) -> String {
     parts.join("\n\n")
 }
 
-fn class_row(class: &SloClass) -> [String; 12] {
-    let SloClass { ttft, tpot, .. } = class;
+fn class_row(class: &ClassStatus) -> [String; 12] {
+    let ClassStatus { ttft, tpot, .. } = class;
     [
         printable(&class.name),
         class.weight.to_string(),
@@ -92,17 +55,17 @@ fn class_row(class: &SloClass) -> [String; 12] {
         class.requests.to_string(),
         class.waiting.to_string(),
         class.tokens.to_string(),
-        ttft.seen(),
-        ttft.kept(),
-        tpot.seen(),
-        tpot.kept(),
+        seen(ttft),
+        kept(ttft),
+        seen(tpot),
+        kept(tpot),
         (ttft.refused + tpot.refused).to_string(),
         class.throttled.to_string(),
     ]
 }
 
-fn tenant_rows(class: &SloClass) -> impl Iterator<Item = [String; 4]> + '_ {
-    let row = |tenant: &SloTenant| {
+fn tenant_rows(class: &ClassStatus) -> impl Iterator<Item = [String; 4]> + '_ {
+    let row = |tenant: &ClassTenant| {
         [
             printable(&tenant.tenant),
             printable(&class.name),
@@ -113,23 +76,21 @@ fn tenant_rows(class: &SloClass) -> impl Iterator<Item = [String; 4]> + '_ {
     class.tenants.iter().map(row)
 }
 
-impl Objective {
-    /// Formats the measured mean and the target.
-    fn seen(&self) -> String {
-        let mean = self.mean_ms.map_or_else(|| "-".to_owned(), |mean| format!("{mean:.0}"));
-        match self.promised_ms {
-            None => format!("{mean} ms"),
-            Some(promised) => format!("{mean} of {promised} ms"),
-        }
+/// Formats the measured mean and the target.
+fn seen(objective: &ObjectiveStatus) -> String {
+    let mean = objective.mean_ms.map_or_else(|| "-".to_owned(), |mean| format!("{mean:.0}"));
+    match objective.promised_ms {
+        None => format!("{mean} ms"),
+        Some(promised) => format!("{mean} of {promised} ms"),
     }
+}
 
-    /// Formats the share of admitted requests that met the target.
-    fn kept(&self) -> String {
-        match self.met + self.missed {
-            0 => "-".to_owned(),
-            #[expect(clippy::cast_precision_loss, reason = "for people to read")]
-            all => format!("{:.1} %", self.met as f64 / all as f64 * 100.0),
-        }
+/// Formats the share of admitted requests that met the target.
+fn kept(objective: &ObjectiveStatus) -> String {
+    match objective.met + objective.missed {
+        0 => "-".to_owned(),
+        #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+        all => format!("{:.1} %", objective.met as f64 / all as f64 * 100.0),
     }
 }
 

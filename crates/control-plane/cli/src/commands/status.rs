@@ -8,13 +8,11 @@ mod memory;
 mod speculation;
 mod training;
 
-use serde::Deserialize;
+use control_protocol::status::{
+    DeploymentStatus, DeviceStatus, ExecutorFigures, WorkerPoolStatus, WorkerStatus,
+};
 use serde_json::Value;
 
-use self::{
-    executors::ExecutorStatus, layers::LayerServiceStatus, memory::MemoryStatus, speculation::Speculation,
-    training::TrainingStatus,
-};
 use crate::{
     client::{ClientError, GatewayClient, LoadedAdapter, list_in},
     terminal::{
@@ -22,89 +20,6 @@ use crate::{
         table::{pairs, percent, size, table},
     },
 };
-
-/// Fields of `/v1/status` that `status` shows. Fields that an older gateway lacks take their defaults.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct DeploymentStatus {
-    model: Option<String>,
-    version: String,
-    uptime_s: u64,
-    ready: bool,
-    requests: RequestCounts,
-    adapters: Adapters,
-    device: DeviceStatus,
-    cold_starts: ColdStarts,
-    speculation: Speculation,
-    workers: Workers,
-    layers: LayerServiceStatus,
-    memory: MemoryStatus,
-    training: TrainingStatus,
-    registry: fleet::Registry,
-    store: fleet::SharedStoreStatus,
-    /// Executors, if there are several; the fields of a single executor are then given for each.
-    executors: Vec<ExecutorStatus>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RequestCounts {
-    running: u64,
-    waiting: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Adapters {
-    registered: u64,
-    resident: u64,
-    bytes: u64,
-    budget_bytes: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct DeviceStatus {
-    kind: Option<String>,
-    name: Option<String>,
-    memory_bytes: Option<u64>,
-    memory_free_bytes: u64,
-    numbers: Option<String>,
-    bytes: u64,
-    budget_bytes: Option<u64>,
-    cold_start: Option<String>,
-    emulated_link_bytes_per_s: Option<u64>,
-    copied_bytes: u64,
-    copy_ms: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct ColdStarts {
-    count: u64,
-    load_wait_ms: f64,
-    mean_load_wait_ms: f64,
-}
-
-/// Expected, attached and lost LoRA workers.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Workers {
-    expected: u64,
-    lost: u64,
-    wait_ms: f64,
-    seated: Vec<WorkerStatus>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct WorkerStatus {
-    core: u32,
-    pid: u32,
-    slices: u64,
-    share: f64,
-    taken_back: u64,
-}
 
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
@@ -121,7 +36,8 @@ pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
 }
 
 fn text(ink: TextStyle, status: &DeploymentStatus, adapters: &[LoadedAdapter]) -> String {
-    let workers: Vec<_> = status.workers.seated.iter().map(worker_row).collect();
+    let ExecutorFigures { workers, layers, .. } = &status.figures;
+    let workers: Vec<_> = workers.iter().flat_map(|workers| &workers.seated).map(worker_row).collect();
     let used: Vec<_> = adapters.iter().filter_map(adapter_row).collect();
     let mut parts = vec![pairs(ink, &facts(status))];
     parts.extend(executors::all(ink, &status.executors));
@@ -132,13 +48,13 @@ fn text(ink: TextStyle, status: &DeploymentStatus, adapters: &[LoadedAdapter]) -
         let head = ["ADAPTER", "ON DEVICE", "DEVICE", "WORKERS", "EXECUTOR", "COLD", "WAITED"];
         parts.push(table(ink, head, &used));
     }
-    parts.extend(layers::sessions(ink, &status.layers));
+    parts.extend(layers.as_ref().and_then(|layers| layers::sessions(ink, layers)));
     parts.extend(training::under_way(ink, &status.training));
     parts.join("\n\n")
 }
 
 fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
-    let DeploymentStatus { requests, adapters, device, cold_starts, .. } = status;
+    let requests = status.figures.requests;
     let state = if status.ready { "serving" } else { "not ready" };
     let model = status.model.as_deref().map_or_else(|| "no model yet".into(), printable);
     let head = [
@@ -148,18 +64,35 @@ fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
         ),
         ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
     ];
-    let of_one = [
-        ("device", device.text()),
+    let of_one = status.executors.is_empty().then(|| facts_of_one(&status.figures));
+    let shared = [("registry", fleet::registry(&status.registry)), ("store", fleet::store(&status.store))];
+    let shared = shared.into_iter().filter_map(|(name, text)| Some((name, text?)));
+    let training = ("training", training::text(&status.training));
+    let facts = head.into_iter().chain(of_one.into_iter().flatten()).chain([training]).chain(shared);
+    facts.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Returns the facts about a single executor; of several, a table shows the main facts.
+fn facts_of_one(figures: &ExecutorFigures) -> [(&'static str, String); 17] {
+    let ExecutorFigures { adapters, memory, device, cold_starts, speculation, workers, layers, .. } =
+        figures.clone();
+    let (memory, device) = (memory.unwrap_or_default(), device.unwrap_or_default());
+    let cold_starts = cold_starts.unwrap_or_default();
+    [
+        ("device", device_text(&device)),
         ("numbers", device.numbers.as_deref().map_or_else(|| "-".into(), printable)),
-        ("blocks", status.memory.device()),
-        ("kept below", status.memory.below()),
-        ("host memory", status.memory.held()),
-        ("weights", status.memory.weights()),
+        ("blocks", memory::device(&memory)),
+        ("kept below", memory::below(&memory)),
+        ("host memory", memory::held(&memory.held)),
+        ("weights", memory::weights(memory.weights)),
         ("host tier", tier(adapters.bytes, adapters.budget_bytes)),
-        ("adapters", format!("{} in memory of {}", adapters.resident, adapters.registered)),
+        (
+            "adapters",
+            format!("{} in memory of {}", adapters.resident, adapters.registered.unwrap_or_default()),
+        ),
         ("device tier", tier(device.bytes, device.budget_bytes)),
         ("cold start", device.cold_start.as_deref().map_or_else(|| "-".into(), printable)),
-        ("link", link(device)),
+        ("link", link(&device)),
         ("copied", format!("{} in {:.1} ms", size(device.copied_bytes), device.copy_ms)),
         ("cold starts", cold_starts.count.to_string()),
         (
@@ -169,33 +102,26 @@ fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
                 cold_starts.load_wait_ms, cold_starts.mean_load_wait_ms
             ),
         ),
-        ("drafted", status.speculation.text()),
-        ("workers", status.workers.text()),
-        ("split clients", status.layers.text()),
-    ];
-    let of_one = of_one.into_iter().filter(|_| status.executors.is_empty());
-    let shared = [("registry", status.registry.text()), ("store", status.store.text())];
-    let shared = shared.into_iter().filter_map(|(name, text)| Some((name, text?)));
-    let facts = head.into_iter().chain(of_one).chain([("training", status.training.text())]).chain(shared);
-    facts.map(|(name, value)| (name.to_owned(), value)).collect()
+        ("drafted", speculation::text(&speculation.unwrap_or_default())),
+        ("workers", workers_text(&workers.unwrap_or_default())),
+        ("split clients", layers::text(&layers.unwrap_or_default())),
+    ]
 }
 
 fn tier(bytes: u64, budget_bytes: Option<u64>) -> String {
     format!("{} of {}", size(bytes), budget_bytes.map_or_else(|| "-".into(), size))
 }
 
-impl DeviceStatus {
-    /// Formats kind, name and free memory of the device.
-    fn text(&self) -> String {
-        let Some(kind) = self.kind.as_deref().map(printable) else { return "-".into() };
-        let name = self.name.as_deref().filter(|name| !name.is_empty());
-        let name = name.map(|name| format!(", {}", printable(name))).unwrap_or_default();
-        match self.memory_bytes.filter(|&bytes| bytes > 0) {
-            Some(bytes) => {
-                format!("{kind}{name}, {} free of {}", size(self.memory_free_bytes), size(bytes))
-            }
-            None => format!("{kind}{name}"),
+/// Formats kind, name and free memory of the device.
+fn device_text(device: &DeviceStatus) -> String {
+    let Some(kind) = device.kind.as_deref().map(printable) else { return "-".into() };
+    let name = device.name.as_deref().filter(|name| !name.is_empty());
+    let name = name.map(|name| format!(", {}", printable(name))).unwrap_or_default();
+    match device.memory_bytes.filter(|&bytes| bytes > 0) {
+        Some(bytes) => {
+            format!("{kind}{name}, {} free of {}", size(device.memory_free_bytes), size(bytes))
         }
+        None => format!("{kind}{name}"),
     }
 }
 
@@ -207,23 +133,21 @@ fn link(device: &DeviceStatus) -> String {
     }
 }
 
-impl Workers {
-    /// Returns a warning about missing workers.
-    pub(crate) fn missing(&self) -> Option<String> {
-        let missing = self.expected.saturating_sub(self.seated.len() as u64);
-        (missing > 0).then(|| {
-            format!("{missing} of {} workers missing; holobiont logs lora-worker says why", self.expected)
-        })
-    }
+/// Returns a warning about missing workers.
+pub(crate) fn missing_workers(workers: &WorkerPoolStatus) -> Option<String> {
+    let expected = workers.expected as usize;
+    let missing = expected.saturating_sub(workers.seated.len());
+    (missing > 0)
+        .then(|| format!("{missing} of {expected} workers missing; holobiont logs lora-worker says why"))
+}
 
-    fn text(&self) -> String {
-        let there = match self.seated.len() {
-            0 => "none".to_owned(),
-            there => format!("{there}, waited for {:.1} ms in all", self.wait_ms),
-        };
-        let lost = (self.lost > 0).then(|| format!("{} lost", self.lost));
-        [Some(there), lost, self.missing()].into_iter().flatten().collect::<Vec<_>>().join("; ")
-    }
+fn workers_text(workers: &WorkerPoolStatus) -> String {
+    let there = match workers.seated.len() {
+        0 => "none".to_owned(),
+        there => format!("{there}, waited for {:.1} ms in all", workers.wait_ms),
+    };
+    let lost = (workers.lost > 0).then(|| format!("{} lost", workers.lost));
+    [Some(there), lost, missing_workers(workers)].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn worker_row(worker: &WorkerStatus) -> [String; 5] {

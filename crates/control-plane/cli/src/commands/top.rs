@@ -85,8 +85,10 @@ fn text(ink: TextStyle, look: &DashboardSnapshot) -> String {
     let memory: Vec<_> = look
         .executors
         .iter()
-        .flat_map(|one| one.memory().into_iter().map(move |kind| (one.name.clone(), kind)))
-        .map(|(of, kind)| [of, kind.of.to_owned(), kind.name, size(kind.bytes), size(kind.limit_bytes)])
+        .flat_map(|one| stats::memory(one).into_iter().map(move |kind| (one.name.clone(), kind)))
+        .map(|(of, kind)| {
+            [of, kind.of.to_owned(), kind.name.to_owned(), size(kind.bytes), size(kind.limit_bytes)]
+        })
         .collect();
     let models: Vec<_> = look.rows(None).iter().map(cells::model).collect();
     let memory =

@@ -31,7 +31,7 @@ impl LastStats {
     }
 
     #[cfg(test)]
-    pub(super) fn of(stats: Arc<Stats>) -> Self {
+    pub(crate) fn of(stats: Arc<Stats>) -> Self {
         Self { stats, ..Self::default() }
     }
 

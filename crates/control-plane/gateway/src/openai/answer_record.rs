@@ -4,10 +4,11 @@ use receipts::{
     AnswerEnd, AnswerLimits, AnswerRecord, Constraint, DecodingStart, Hash, NumericSettings, RECEIPT_FORMAT,
     Sampler, TextDecoding,
 };
-use shmproto::message::{DeviceKind, Finish, Generate, Output, Precision, Sampling, Welcome};
+use shmproto::message::{Finish, Generate, Output, Precision, Sampling, Welcome};
 use text::{detokenize::TextStart, stop::StopStrings};
 
 use super::{choice::ChoiceDelta, generation_request::GenerationRequest};
+use crate::placement_stats;
 
 /// Tokens of a choice, and why they ended.
 #[derive(Debug, Default)]
@@ -90,17 +91,13 @@ pub(crate) fn of(job: &GenerationRequest, answer: &RecordedAnswer) -> Option<Ans
 /// Returns the numeric settings of an executor that computes a request in `precision`.
 #[must_use]
 pub(crate) fn settings(executor: &Welcome, precision: Precision) -> NumericSettings {
-    let device = match executor.device.kind {
-        DeviceKind::Cpu => "cpu",
-        DeviceKind::Cuda => "cuda",
-    };
     // The words of the request's field.
     let precision = match precision {
         Precision::Serving => "serving",
         Precision::Exact => "exact",
     };
     NumericSettings {
-        device: device.to_owned(),
+        device: placement_stats::kind(executor.device.kind).to_owned(),
         numbers: executor.numbers.clone(),
         precision: precision.to_owned(),
     }

@@ -117,6 +117,20 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
+    /// Name in the API.
+    #[must_use]
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::ValidatingFiles => "validating_files",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
     /// True if the status cannot change any more.
     #[must_use]
     pub fn is_final(self) -> bool {

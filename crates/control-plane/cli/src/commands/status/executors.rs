@@ -1,42 +1,12 @@
 //! Table of several executors for `status`.
 
-use serde::Deserialize;
+use control_protocol::status::{ExecutorFigures, ExecutorStatus};
 
-use super::{Adapters, DeviceStatus, MemoryStatus, RequestCounts, Workers};
+use super::{device_text, memory, missing_workers};
 use crate::terminal::{
     TextStyle, printable,
     table::{size, table},
 };
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ExecutorStatus {
-    name: String,
-    /// Address of an executor on another host.
-    address: Option<String>,
-    state: String,
-    detail: Option<String>,
-    requests: RequestCounts,
-    tokens_per_s: ExecutorRates,
-    adapters: Adapters,
-    device: DeviceStatus,
-    memory: MemoryStatus,
-    workers: Workers,
-    sequences: Sequences,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct ExecutorRates {
-    generated: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Sequences {
-    sent: u64,
-    taken_over: u64,
-}
 
 /// Formats the table of executors, followed by the reasons of unused ones.
 pub(super) fn all(ink: TextStyle, executors: &[ExecutorStatus]) -> Vec<String> {
@@ -51,14 +21,16 @@ pub(super) fn all(ink: TextStyle, executors: &[ExecutorStatus]) -> Vec<String> {
 }
 
 fn row(executor: &ExecutorStatus) -> [String; 9] {
-    let ExecutorStatus { requests, adapters, sequences, .. } = executor;
+    let ExecutorFigures { requests, tokens_per_s, memory, adapters, device, .. } = &executor.figures;
+    let dash = || "-".to_owned();
+    let sequences = executor.sequences;
     [
         called(executor),
-        printable(&executor.state),
-        executor.device.text(),
+        executor.state.as_deref().map_or_else(String::new, printable),
+        device.as_ref().map_or_else(dash, device_text),
         format!("{} (+{} waiting)", requests.running, requests.waiting),
-        format!("{:.1}", executor.tokens_per_s.generated),
-        executor.memory.device(),
+        format!("{:.1}", tokens_per_s.generated),
+        memory.as_ref().map_or_else(dash, memory::device),
         format!("{}, {}", adapters.resident, size(adapters.bytes)),
         sequences.sent.to_string(),
         sequences.taken_over.to_string(),
@@ -73,7 +45,7 @@ fn called(executor: &ExecutorStatus) -> String {
 }
 
 fn trouble(executor: &ExecutorStatus) -> Option<String> {
-    let why =
-        executor.detail.clone().map(|detail| printable(&detail)).or_else(|| executor.workers.missing())?;
+    let missing = || executor.figures.workers.as_ref().and_then(missing_workers);
+    let why = executor.detail.as_deref().map(printable).or_else(missing)?;
     Some(format!("{}: {why}", called(executor)))
 }

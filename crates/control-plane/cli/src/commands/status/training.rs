@@ -1,55 +1,22 @@
 //! Status of training jobs and runs.
 
-use serde::Deserialize;
+use control_protocol::status::training::{JobSummary, RunSummary, TrainingStatus};
 
 use crate::terminal::{TextStyle, printable, table::table};
 
-/// Training jobs, and models that clients train step by step.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct TrainingStatus {
-    trains: bool,
-    jobs: Vec<JobSummary>,
-    runs: Vec<RunSummary>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct JobSummary {
-    name: String,
-    tenant: String,
-    status: String,
-    step: u64,
-    steps: Option<u64>,
-    loss: Option<f64>,
-    tokens_per_s: Option<f64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RunSummary {
-    name: String,
-    tenant: String,
-    status: String,
-    step: u64,
-    loss_sum: Option<f64>,
-}
-
-impl TrainingStatus {
-    /// Formats the number of jobs and runs.
-    pub(super) fn text(&self) -> String {
-        let count = |count: usize, what: &str| match count {
-            0 => None,
-            1 => Some(format!("1 {what}")),
-            _ => Some(format!("{count} {what}s")),
-        };
-        let runs = count(self.runs.len(), "model").map(|models| format!("{models} step by step"));
-        let counts: Vec<String> = [count(self.jobs.len(), "job"), runs].into_iter().flatten().collect();
-        match (self.trains, counts.is_empty()) {
-            (false, true) => "not here".to_owned(),
-            (true, true) => "none".to_owned(),
-            (_, false) => counts.join(", "),
-        }
+/// Formats the number of jobs and runs.
+pub(super) fn text(training: &TrainingStatus) -> String {
+    let count = |count: usize, what: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        _ => Some(format!("{count} {what}s")),
+    };
+    let runs = count(training.runs.len(), "model").map(|models| format!("{models} step by step"));
+    let counts: Vec<String> = [count(training.jobs.len(), "job"), runs].into_iter().flatten().collect();
+    match (training.trains, counts.is_empty()) {
+        (false, true) => "not here".to_owned(),
+        (true, true) => "none".to_owned(),
+        (_, false) => counts.join(", "),
     }
 }
 

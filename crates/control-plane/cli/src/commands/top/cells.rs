@@ -1,6 +1,8 @@
 //! The texts of a dashboard snapshot's cells, shared by the line output and the drawn page.
 
-use super::stats::{DashboardSnapshot, TopExecutor, TopRow, TopStatus};
+use control_protocol::status::{DeploymentStatus, ExecutorFigures, ExecutorStatus};
+
+use super::stats::{self, DashboardSnapshot, TopRow};
 use crate::terminal::printable;
 
 pub(super) const EXECUTORS: [&str; 5] = ["EXECUTOR", "STATE", "REQS", "TOK/S", "WORKERS"];
@@ -9,7 +11,8 @@ pub(super) const MODELS: [&str; 7] = ["MODEL", "TIER", "REQS", "TOK/S", "FIRST T
 
 /// Returns name and text of the facts about the whole deployment.
 pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
-    let TopStatus { version, uptime_s, ready, requests, tokens_per_s, .. } = &look.status;
+    let DeploymentStatus { version, uptime_s, ready, figures, .. } = &look.status;
+    let ExecutorFigures { requests, tokens_per_s, .. } = figures;
     let state = if *ready { "serving" } else { "not ready" };
     [
         ("model", format!("{}, {state} for {uptime_s} s, version {}", look.model(), printable(version))),
@@ -21,12 +24,14 @@ pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
     ]
 }
 
-pub(super) fn executor(one: &TopExecutor) -> [String; 5] {
-    let requests = match one.requests.waiting {
-        0 => one.requests.running.to_string(),
-        waiting => format!("{} (+{waiting} waiting)", one.requests.running),
+pub(super) fn executor(one: &ExecutorStatus) -> [String; 5] {
+    let ExecutorFigures { requests, tokens_per_s, .. } = &one.figures;
+    let running = match requests.waiting {
+        0 => requests.running.to_string(),
+        waiting => format!("{} (+{waiting} waiting)", requests.running),
     };
-    [one.name.clone(), one.state(), requests, format!("{:.1}", one.tokens_per_s.generated), one.workers()]
+    let rate = format!("{:.1}", tokens_per_s.generated);
+    [one.name.clone(), stats::state(one), running, rate, stats::workers(one)]
 }
 
 pub(super) fn model(row: &TopRow) -> [String; 7] {

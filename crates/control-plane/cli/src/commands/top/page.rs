@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use control_protocol::status::ExecutorStatus;
 use ratatui::{
     Frame,
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
@@ -13,7 +14,7 @@ use ratatui::{
 
 use super::{
     cells,
-    stats::{DashboardSnapshot, MemoryKind, TopExecutor},
+    stats::{DashboardSnapshot, MemoryKind, memory},
 };
 use crate::{
     client::ClientError,
@@ -52,7 +53,7 @@ pub(super) struct Page {
 
 impl Page {
     pub(super) fn new(url: &str, first: DashboardSnapshot, ink: TextStyle) -> Self {
-        let rates = VecDeque::from([tenths(first.status.tokens_per_s.generated)]);
+        let rates = VecDeque::from([tenths(first.status.figures.tokens_per_s.generated)]);
         Self { url: printable(url), ink, last: first.clone(), first, rates, trouble: None, scrolled: 0 }
     }
 
@@ -60,7 +61,7 @@ impl Page {
     pub(super) fn update(&mut self, look: Result<DashboardSnapshot, ClientError>) {
         match look {
             Ok(look) => {
-                self.rates.push_back(tenths(look.status.tokens_per_s.generated));
+                self.rates.push_back(tenths(look.status.figures.tokens_per_s.generated));
                 if self.rates.len() > MAX_RATES {
                     self.rates.pop_front();
                 }
@@ -138,8 +139,8 @@ impl Page {
 
     /// Returns one bar for each kind of memory of each executor.
     fn memory(&self) -> Vec<Line<'static>> {
-        let of = |one: &TopExecutor| -> Vec<Line<'static>> {
-            one.memory().iter().map(|kind| self.kind(&one.name, kind)).collect()
+        let of = |one: &ExecutorStatus| -> Vec<Line<'static>> {
+            memory(one).iter().map(|kind| self.kind(&one.name, kind)).collect()
         };
         self.last.executors.iter().flat_map(of).collect()
     }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use control_protocol::status::{
+    DeploymentStatus, ExecutorStatus, MemoryStatus, TokenRates, WorkerPoolStatus,
+};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::exposition::{Histogram, histograms};
@@ -19,92 +22,12 @@ const BASE: &str = "base";
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct DashboardSnapshot {
-    pub(super) status: TopStatus,
+    pub(super) status: DeploymentStatus,
     /// Executors of the deployment; a single executor is named `executor`.
-    pub(super) executors: Vec<TopExecutor>,
+    pub(super) executors: Vec<ExecutorStatus>,
     adapters: Vec<LoadedAdapter>,
     /// First-token times since the gateway started, keyed by the metric's adapter label.
     first_tokens: BTreeMap<String, Histogram>,
-}
-
-/// Fields of `/v1/status` about the whole deployment.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct TopStatus {
-    pub(super) model: Option<String>,
-    pub(super) version: String,
-    pub(super) uptime_s: u64,
-    pub(super) ready: bool,
-    pub(super) requests: TopRequests,
-    pub(super) tokens_per_s: TopRates,
-    executors: Vec<TopExecutor>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default)]
-pub(super) struct TopRequests {
-    pub(super) running: u64,
-    pub(super) waiting: u64,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, Serialize)]
-#[serde(default)]
-pub(super) struct TopRates {
-    pub(super) generated: f64,
-    pub(super) prompt: f64,
-}
-
-/// Load, device and memory of one executor.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct TopExecutor {
-    pub(super) name: String,
-    pub(super) state: Option<String>,
-    pub(super) requests: TopRequests,
-    pub(super) tokens_per_s: TopRates,
-    device: TopDevice,
-    memory: TopMemory,
-    workers: Workers,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct TopDevice {
-    kind: Option<String>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct TopMemory {
-    block_bytes: u64,
-    /// Blocks of the block pool, by use.
-    device: TopPool,
-    /// Bytes of host memory, by kind, with keys such as `weights_bytes`.
-    held: BTreeMap<String, u64>,
-}
-
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(default)]
-struct TopPool {
-    total: u64,
-    running: u64,
-    history: u64,
-    adapters: u64,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct Workers {
-    expected: u64,
-    lost: u64,
-    seated: Vec<TopWorker>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct TopWorker {
-    core: u32,
-    share: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -112,7 +35,7 @@ pub(super) struct MemoryKind {
     /// `blocks` for the block pool of KV cache and adapters, `host` for all host memory of the executor.
     pub(super) of: &'static str,
     /// Use of the memory, such as `running`, `history` or `adapters`.
-    pub(super) name: String,
+    pub(super) name: &'static str,
     pub(super) bytes: u64,
     /// Bytes available in total.
     pub(super) limit_bytes: u64,
@@ -144,12 +67,11 @@ impl DashboardSnapshot {
     }
 
     fn read(body: Value, adapters: Vec<LoadedAdapter>, metrics: &str) -> Result<Self, ClientError> {
-        let mut status: TopStatus = serde_json::from_value(body.clone()).map_err(ClientError::Garbled)?;
+        let mut status: DeploymentStatus = serde_json::from_value(body).map_err(ClientError::Garbled)?;
         let mut executors = std::mem::take(&mut status.executors);
         if executors.is_empty() {
-            // With a single executor, `/v1/status` has the executor's fields at the top level.
-            let only: TopExecutor = serde_json::from_value(body).map_err(ClientError::Garbled)?;
-            executors.push(TopExecutor { name: "executor".into(), ..only });
+            let (name, figures) = ("executor".into(), status.figures.clone());
+            executors.push(ExecutorStatus { name, figures, ..ExecutorStatus::default() });
         }
         executors.iter_mut().for_each(|one| one.name = in_a_line(&one.name));
         Ok(Self { status, executors, adapters, first_tokens: histograms(metrics, FIRST_TOKEN, "adapter") })
@@ -199,61 +121,63 @@ impl DashboardSnapshot {
     }
 
     pub(super) fn json(&self) -> Value {
-        let TopStatus { version, uptime_s, ready, requests, tokens_per_s, .. } = &self.status;
-        let executor = |one: &TopExecutor| {
+        let DeploymentStatus { version, uptime_s, ready, figures, .. } = &self.status;
+        let rates = |rates: TokenRates| json!({"generated": rates.generated, "prompt": rates.prompt});
+        let executor = |one: &ExecutorStatus| {
+            let figures = &one.figures;
+            let workers = figures.workers.clone().unwrap_or_default();
             json!({
-                "name": one.name, "state": one.state, "device": one.device.kind, "requests": one.requests,
-                "tokens_per_s": one.tokens_per_s, "memory": one.memory(),
-                "workers": {"seated": one.workers.seated.len(), "expected": one.workers.expected, "lost": one.workers.lost},
+                "name": one.name, "state": one.state,
+                "device": figures.device.as_ref().and_then(|device| device.kind.as_deref()),
+                "requests": figures.requests, "tokens_per_s": rates(figures.tokens_per_s), "memory": memory(one),
+                "workers": {"seated": workers.seated.len(), "expected": workers.expected, "lost": workers.lost},
             })
         };
         json!({
-            "model": self.status.model, "version": version, "uptime_s": uptime_s, "ready": ready, "requests": requests,
-            "tokens_per_s": tokens_per_s, "executors": self.executors.iter().map(executor).collect::<Vec<_>>(),
-            "models": self.rows(None),
+            "model": self.status.model, "version": version, "uptime_s": uptime_s, "ready": ready,
+            "requests": figures.requests, "tokens_per_s": rates(figures.tokens_per_s),
+            "executors": self.executors.iter().map(executor).collect::<Vec<_>>(), "models": self.rows(None),
         })
     }
 }
 
-impl TopExecutor {
-    /// Returns the executor's memory by kind, without empty kinds.
-    pub(super) fn memory(&self) -> Vec<MemoryKind> {
-        let TopMemory { block_bytes, device, held } = &self.memory;
-        let blocks = |blocks: u64| blocks.saturating_mul(*block_bytes);
-        let pool = [("running", device.running), ("history", device.history), ("adapters", device.adapters)];
-        let pool = pool.map(|(name, count)| MemoryKind {
-            of: "blocks",
-            name: name.to_owned(),
-            bytes: blocks(count),
-            limit_bytes: blocks(device.total),
-        });
-        let limit_bytes = held.get("limit_bytes").copied().unwrap_or_default();
-        let host = held.iter().filter_map(|(field, &bytes)| {
-            let name = field.strip_suffix("_bytes").filter(|name| *name != "limit")?;
-            Some(MemoryKind { of: "host", name: in_a_line(name), bytes, limit_bytes })
-        });
-        pool.into_iter().chain(host).filter(|kind| kind.bytes > 0).collect()
-    }
+/// Returns an executor's memory by kind, without empty kinds.
+pub(super) fn memory(executor: &ExecutorStatus) -> Vec<MemoryKind> {
+    let MemoryStatus { block_bytes, device, held, .. } = executor.figures.memory.clone().unwrap_or_default();
+    let blocks = |blocks: u64| blocks.saturating_mul(block_bytes);
+    let pool = [("running", device.running), ("history", device.history), ("adapters", device.adapters)];
+    let pool = pool.map(|(name, count)| MemoryKind {
+        of: "blocks",
+        name,
+        bytes: blocks(count),
+        limit_bytes: blocks(device.total),
+    });
+    let mut uses = held.uses();
+    uses.sort_unstable();
+    let limit_bytes = held.limit_bytes;
+    let host = uses.map(|(name, bytes)| MemoryKind { of: "host", name, bytes, limit_bytes });
+    pool.into_iter().chain(host).filter(|kind| kind.bytes > 0).collect()
+}
 
-    /// Returns the executor's state and device kind.
-    pub(super) fn state(&self) -> String {
-        let words = [self.state.as_deref(), self.device.kind.as_deref()].into_iter().flatten();
-        let text = words.map(in_a_line).collect::<Vec<_>>().join(", ");
-        if text.is_empty() { "-".into() } else { text }
-    }
+/// Returns an executor's state and device kind.
+pub(super) fn state(executor: &ExecutorStatus) -> String {
+    let kind = executor.figures.device.as_ref().and_then(|device| device.kind.as_deref());
+    let words = [executor.state.as_deref(), kind].into_iter().flatten();
+    let text = words.map(in_a_line).collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "-".into() } else { text }
+}
 
-    /// Returns the attached and expected worker counts, and each worker's share of the work.
-    pub(super) fn workers(&self) -> String {
-        let Workers { expected, lost, seated } = &self.workers;
-        if seated.is_empty() && *expected == 0 {
-            return "-".into();
-        }
-        let shares =
-            seated.iter().map(|worker| format!("core {} {:.0} %", worker.core, worker.share * 100.0));
-        let lost = (*lost > 0).then(|| format!("{lost} lost"));
-        let all = [format!("{} of {expected}", seated.len())].into_iter().chain(shares).chain(lost);
-        all.collect::<Vec<_>>().join(", ")
+/// Returns the attached and expected worker counts, and each worker's share of the work.
+pub(super) fn workers(executor: &ExecutorStatus) -> String {
+    let workers = executor.figures.workers.clone().unwrap_or_default();
+    let WorkerPoolStatus { expected, lost, seated, .. } = workers;
+    if seated.is_empty() && expected == 0 {
+        return "-".into();
     }
+    let shares = seated.iter().map(|worker| format!("core {} {:.0} %", worker.core, worker.share * 100.0));
+    let lost = (lost > 0).then(|| format!("{lost} lost"));
+    let all = [format!("{} of {expected}", seated.len())].into_iter().chain(shares).chain(lost);
+    all.collect::<Vec<_>>().join(", ")
 }
 
 /// Makes untrusted text printable on one terminal line.
@@ -310,20 +234,20 @@ pub(super) mod tests {
 
     #[test]
     fn memory_is_told_by_kind_as_far_as_there_is_any() {
-        let memory = snapshot(1.0, 0).executors[0].memory();
-        let told: Vec<_> = memory.iter().map(|kind| (kind.of, kind.name.as_str(), kind.bytes)).collect();
+        let kinds = memory(&snapshot(1.0, 0).executors[0]);
+        let told: Vec<_> = kinds.iter().map(|kind| (kind.of, kind.name, kind.bytes)).collect();
         assert_eq!(
             told,
             [("blocks", "running", 2048), ("blocks", "history", 4096), ("host", "weights", 2048)]
         );
-        assert!(memory.iter().all(|kind| kind.limit_bytes == 8192));
+        assert!(kinds.iter().all(|kind| kind.limit_bytes == 8192));
     }
 
     #[test]
     fn several_executors_are_told_each_by_its_name() {
         let status = json!({"model": "smol", "executors": [{"name": "left", "state": "ready"}, {"name": "right", "state": "lost"}]});
         let look = DashboardSnapshot::read(status, Vec::new(), "").unwrap();
-        let told: Vec<_> = look.executors.iter().map(|one| (one.name.as_str(), one.state())).collect();
+        let told: Vec<_> = look.executors.iter().map(|one| (one.name.as_str(), state(one))).collect();
         assert_eq!(told, [("left", "ready".to_owned()), ("right", "lost".to_owned())]);
         assert_eq!(look.json()["executors"][1]["state"], "lost");
     }
