@@ -1,16 +1,18 @@
 """The pages of the claims: docs/proof/README.md, its pictures, and docs/proof/claims.html."""
 
 import html
+import textwrap
 
 from bar_chart import Bar, BarChart
 from page_parts import ROOT, replace_part, write_or_check
 from proof.claim import NOT_HERE, NOT_REPRODUCED, REPRODUCED, Figure
-from proof.run import load
+from proof.run import recorded
 
 PAGE = ROOT / "docs/proof/README.md"
 HTML = ROOT / "docs/proof/claims.html"
 PICTURES = ROOT / "docs/proof/pictures"
 NOT_RUN = "not run yet"
+COLUMNS = 140
 COLOURS = {REPRODUCED: "#1a7f37", NOT_REPRODUCED: "#b3261e", NOT_HERE: "#5b616b", NOT_RUN: "#5b616b"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e21; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -41,7 +43,7 @@ class Row:
     """What the pages say of a claim."""
 
     def __init__(self, claim):
-        record = load(claim) or {"verdict": NOT_RUN}
+        record = recorded(claim) or {"verdict": NOT_RUN}
         self.claim, self.record = claim, record
         self.verdict = record["verdict"]
         self.paper = number(claim.paper) if claim.paper is not None else ""
@@ -101,7 +103,7 @@ def pages(groups):
     for group in groups:
         rows = [Row(claim) for claim in group.claims]
         all_rows += rows
-        markdown += [f"## {group.title}", "", group.about, ""]
+        markdown += [f"## {group.title}", "", textwrap.fill(group.about, COLUMNS), ""]
         body += [f"<h2>{html.escape(group.title)}</h2>", f"<p>{html.escape(group.about)}</p>"]
         for chart in group.charts:
             if svg := picture(chart, rows):
@@ -130,7 +132,7 @@ def write(groups, check):
 def contradictions(groups):
     """Records whose verdict is not what their claim says of their figure."""
     for claim in (claim for group in groups for claim in group.claims):
-        record = load(claim)
+        record = recorded(claim)
         if not record or record["verdict"] == NOT_HERE:
             continue
         figure = Figure(record["figure"], *record["interval"], record["runs"])

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ def commit():
     return last + ("-dirty" if git("status", "--porcelain", "--", ".", *ELSEWHERE) else "")
 
 
-def load(claim, folder=None):
+def recorded(claim, folder=None):
     """The record of a claim, or nothing."""
     path = (folder or RECORDS) / f"{claim.id}.json"
     return json.loads(path.read_text()) if path.is_file() else None
@@ -51,7 +52,7 @@ class Session:
         return claim.command.shortened() if self.is_quick else claim.command
 
     def is_done(self, claim):
-        record = load(claim, self.out)
+        record = recorded(claim, self.out)
         if self.again or record is None or record["verdict"] == NOT_HERE or self.commit.endswith("-dirty"):
             return False
         of_record = record["setup"]["commit"], record["setup"]["command"]
@@ -75,41 +76,44 @@ class Session:
     def run_command(self, command, claims):
         if reason := command.missing(self.tools):
             for claim in claims:
-                self.write(claim, self.about(claim) | {"verdict": NOT_HERE, "reason": reason})
+                self.write(claim, self.about(claim, load=None) | {"verdict": NOT_HERE, "reason": reason})
             return []
+        load, _, _ = os.getloadavg()
         try:
             output = command.output(self.tools)
         except CommandError as error:
             return [f"{claim.id}: {error}" for claim in claims]
-        return [failure for claim in claims if (failure := self.judge(claim, output))]
+        return [failure for claim in claims if (failure := self.judge(claim, output, load))]
 
-    def judge(self, claim, output):
+    def judge(self, claim, output, load):
         """Writes the record of a claim, and returns what went wrong, if something did."""
         try:
             figure = claim.read(output)
         except (CommandError, KeyError, ValueError) as error:
             return f"{claim.id}: {type(error).__name__}: {error}"
         verdict = claim.verdict(figure)
-        record = self.about(claim) | {
+        record = self.about(claim, load) | {
             "figure": figure.value,
             "unit": claim.unit,
             "interval": [figure.low, figure.high],
             "runs": figure.runs,
             "verdict": verdict,
         }
-        before = load(claim)
+        before = recorded(claim)
         self.write(claim, record)
         if before and before["verdict"] == REPRODUCED != verdict:
             return f"{claim.id}: {verdict} any more: {figure.value:g} {claim.unit}, wanted {claim.rule.words}"
         return None
 
-    def about(self, claim):
+    def about(self, claim, load):
+        """What a record says before it has a figure; `load` is that of the machine when the command began."""
         command = self.command(claim)
         setup = {
             "command": command.shown(),
             "model": command.model,
             "seed": command.seed,
             "machine": machine(),
+            "load": load,
             "commit": self.commit,
             "date": datetime.date.today().isoformat(),
         }

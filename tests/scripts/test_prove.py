@@ -148,7 +148,7 @@ class Runs(unittest.TestCase):
         claims = [self.claim("low", command), self.claim("high", command, rules.at_least(2))]
         self.assertEqual(self.session().run(claims), [])
         self.assertEqual(self.runs(), 1)
-        records = {claim.id: run.load(claim, self.folder) for claim in claims}
+        records = {claim.id: run.recorded(claim, self.folder) for claim in claims}
         self.assertEqual((records["low"]["verdict"], records["high"]["verdict"]), (REPRODUCED, NOT_REPRODUCED))
         self.assertEqual((records["low"]["figure"], records["low"]["paper"], records["low"]["setup"]["commit"]), (1.5, 2, "abc"))
 
@@ -164,12 +164,12 @@ class Runs(unittest.TestCase):
         claim = self.claim("one", self.program({"other": 1}, status=1))
         [failure] = self.session().run([claim])
         self.assertIn("one: ", failure)
-        self.assertIsNone(run.load(claim, self.folder))
+        self.assertIsNone(run.recorded(claim, self.folder))
 
     def test_what_is_missing_is_said_in_the_file_and_tried_again(self):
         claim = self.claim("one", Program("absent", (), "no model", "1"))
         self.assertEqual(self.session().run([claim]), [])
-        record = run.load(claim, self.folder)
+        record = run.recorded(claim, self.folder)
         self.assertEqual((record["verdict"], record["reason"]), (NOT_HERE, "absent is not built: scripts/build"))
         self.assertFalse(self.session().is_done(claim))
 

@@ -5,7 +5,7 @@ from proof.commands import NotHere, bench, simulator
 from proof.readings import gain, policy, row, share
 from proof.rules import at_least, at_most, within
 
-STARTS = bench("cold-start", "--link", "busy", "--runs", "3")
+STARTS = bench("cold-start", "--link", "busy", "--runs", "2")
 STEPS = bench("decode-modes", "--runs", "5")
 ROUTES = simulator("fleet")
 OVERLOADED = simulator("fleet", "--executors", "8", "--rate", "60", "--max-requests", "1200", "--duration", "60", "--warmup", "0",
