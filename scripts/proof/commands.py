@@ -9,6 +9,7 @@ from pathlib import Path
 from page_parts import ROOT
 
 MODEL = ".models/SmolLM2-135M-Instruct.Q4_1.gguf"
+PEER = ".peers/llama.cpp"
 SMOLLM2 = "SmolLM2-135M-Instruct, Q4_1"
 GPU_MODEL = "simulated: 7 billion weights on a GPU"
 
@@ -47,6 +48,8 @@ class Program:
             return f"{self.name} is not built: scripts/build"
         if MODEL in self.words and not (ROOT / MODEL).is_file():
             return "the model is not there: scripts/fetch-model"
+        if PEER in self.words and not (ROOT / PEER).is_dir():
+            return "llama.cpp is not built: scripts/build-peer"
         if self.needs_peft and not tools.torch_python:
             return "no Python with PEFT is named: --torch-python"
         return None

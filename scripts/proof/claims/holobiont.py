@@ -1,7 +1,7 @@
 """What Holobiont claims of itself."""
 
 from proof.claim import Claim, Group
-from proof.commands import MODEL, SMOLLM2, NotHere, Program, bench, simulator, tests
+from proof.commands import MODEL, PEER, SMOLLM2, NotHere, Program, bench, simulator, tests
 from proof.readings import ours, passed, row, share, single
 from proof.rules import at_least, at_most, exactly, within
 
@@ -148,12 +148,21 @@ GROUP = Group(
         ),
         Claim(
             id="adapters-cost",
-            text="Eight streams on eight LoRAs of rank 16 on all layers run at 0.85 of the speed without adapters.",
+            text="Eight requests on eight LoRAs of q, k, v and o are decoded at 0.7 of the speed without adapters, over HTTP.",
+            source=US,
+            command=bench("adapters", "--peer", PEER, "--runs", "3"),
+            read=row("^8 adapters beside 8 base streams, decode$"),
+            unit="of the base's speed",
+            rule=at_least(0.7),
+        ),
+        Claim(
+            id="adapters-cost-all-layers",
+            text="Eight streams on eight LoRAs of rank 16 on all linear layers run at 0.7 of the speed without adapters.",
             source=US,
             command=Program("base-executor", WITH_ADAPTERS, SMOLLM2, "fixed"),
             read=single("ratio"),
             unit="of the base's speed",
-            rule=at_least(0.85),
+            rule=at_least(0.7),
         ),
         shown(
             "training-peft",
