@@ -11,6 +11,7 @@ from proof.run import recorded
 PAGE = ROOT / "docs/proof/README.md"
 HTML = ROOT / "docs/proof/claims.html"
 PICTURES = ROOT / "docs/proof/pictures"
+HEADINGS = "Claim", "What is claimed", "Paper", "Ours", "Wanted", "Verdict"
 NOT_RUN = "not run yet"
 COLUMNS = 140
 COLOURS = {REPRODUCED: "#1a7f37", NOT_REPRODUCED: "#b3261e", NOT_HERE: "#5b616b", NOT_RUN: "#5b616b"}
@@ -18,7 +19,6 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e21; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { border-bottom: 1px solid #d5d9e0; padding: .4rem .6rem; text-align: left; vertical-align: top; }
-td.number { white-space: nowrap; }
 code { font-size: 12px; overflow-wrap: anywhere; }
 svg { max-width: 100%; height: auto; }
 """
@@ -73,14 +73,47 @@ class Row:
         return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
+class Section:
+    """What the pages say of a group: its pictures by their names, and a row for each claim."""
+
+    def __init__(self, group):
+        self.group = group
+        self.rows = [Row(claim) for claim in group.claims]
+        drawn = [(f"{chart.prefix.lower().strip('-')}.svg", chart, picture(chart, self.rows)) for chart in group.charts]
+        self.pictures = [(name, chart.title, svg) for name, chart, svg in drawn if svg]
+
+    def markdown(self):
+        return "\n".join([
+            f"## {self.group.title}",
+            "",
+            textwrap.fill(self.group.about, COLUMNS),
+            "",
+            *(f"![{title}](pictures/{name})\n" for name, title, _ in self.pictures),
+            f"| {' | '.join(HEADINGS)} |",
+            "|---|---|---:|---:|---|---|",
+            *(row.markdown() for row in self.rows),
+        ])  # fmt: skip
+
+    def html(self):
+        return "\n".join([
+            f"<h2>{html.escape(self.group.title)}</h2>",
+            f"<p>{html.escape(self.group.about)}</p>",
+            *(svg for _, _, svg in self.pictures),
+            f"<table>\n<tr>{''.join(f'<th>{heading}</th>' for heading in HEADINGS)}</tr>",
+            *(row.html() for row in self.rows),
+            "</table>",
+        ])  # fmt: skip
+
+
 def picture(chart, rows):
     """The chart of the rows that have a label and a figure, as SVG; nothing if none has both."""
     shown = [row for row in rows if row.claim.id.startswith(chart.prefix) and row.claim.label and "figure" in row.record]
     if not shown:
         return None
-    machines = {row.record["setup"]["machine"]["processor"] for row in shown}
+    machines = sorted({row.record["setup"]["machine"]["processor"] for row in shown})
     dates = sorted({row.record["setup"]["date"] for row in shown})
-    note = f"Lines are the intervals that the claims' files have. {', '.join(sorted(machines))}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+    days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    note = f"Lines are the intervals of the claims' files. {', '.join(machines)}, {days}."
     return BarChart(chart.title, ("Holobiont", "the paper"), [(row.claim.label, bars(row)) for row in shown], note).svg()
 
 
@@ -89,39 +122,27 @@ def bars(row):
     return Bar(value, low, high, number(value)), paper and Bar(paper, paper, paper, number(paper))
 
 
-def tally(rows):
-    counts = [(sum(row.verdict == verdict for row in rows), verdict) for verdict in COLOURS]
-    return f"{len(rows)} claims: " + ", ".join(f"{count} {verdict}" for count, verdict in counts if count) + "."
+def tally(sections):
+    verdicts = [row.verdict for section in sections for row in section.rows]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in COLOURS if verdict in verdicts)
+    return f"{len(verdicts)} claims: {counts}."
 
 
-HEADINGS = "Claim", "What is claimed", "Paper", "Ours", "Wanted", "Verdict"
+def document(summary, sections):
+    head = f'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Claims</title>\n<style>{STYLE}</style>'
+    return "\n".join([head, "<h1>Claims</h1>", f"<p>{summary}</p>", *(section.html() for section in sections), "</html>", ""])
 
 
 def pages(groups):
     """Texts of all files by their paths."""
-    texts, markdown, body, all_rows = {}, [], [], []
-    for group in groups:
-        rows = [Row(claim) for claim in group.claims]
-        all_rows += rows
-        markdown += [f"## {group.title}", "", textwrap.fill(group.about, COLUMNS), ""]
-        body += [f"<h2>{html.escape(group.title)}</h2>", f"<p>{html.escape(group.about)}</p>"]
-        for chart in group.charts:
-            if svg := picture(chart, rows):
-                name = f"{chart.prefix.lower().strip('-')}.svg"
-                texts[PICTURES / name] = svg
-                markdown += [f"![{chart.title}](pictures/{name})", ""]
-                body.append(svg)
-        markdown += [f"| {' | '.join(HEADINGS)} |", "|---|---|---:|---:|---|---|", *(row.markdown() for row in rows), ""]
-        body += ["<table><tr>", *(f"<th>{heading}</th>" for heading in HEADINGS), "</tr>", *(row.html() for row in rows), "</table>"]
-    summary = tally(all_rows)
-    texts[PAGE] = replace_part(PAGE.read_text(), "claims", "\n".join([summary, "", *markdown]).rstrip(), "scripts/prove --page")
-    texts[HTML] = document(summary, body)
-    return texts
-
-
-def document(summary, body):
-    head = f'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Claims</title>\n<style>{STYLE}</style>'
-    return "\n".join([head, "<h1>Claims</h1>", f"<p>{summary}</p>", *body, "</html>", ""])
+    sections = [Section(group) for group in groups]
+    summary = tally(sections)
+    written = "\n\n".join([summary, *(section.markdown() for section in sections)])
+    return {
+        PAGE: replace_part(PAGE.read_text(), "claims", written, "scripts/prove --page"),
+        HTML: document(summary, sections),
+        **{PICTURES / name: svg for section in sections for name, _, svg in section.pictures},
+    }
 
 
 def write(groups, check):
