@@ -31,10 +31,19 @@ class Deployment:
     def __init__(self, url):
         self.url = url
 
-    def ask(self, body):
+    def post(self, body):
         request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            return json.load(answer)["choices"][0]
+            return json.load(answer)
+
+    def ask(self, body):
+        [choice] = self.post(body)["choices"]
+        return choice
+
+    def numbers(self):
+        """The numeric settings, as receipts name them."""
+        answer = self.post({"model": "base", "prompt": [1], "max_tokens": 1, "receipt": True})
+        return answer["receipt"]["record"]["settings"]["numbers"]
 
     def greedy(self, model, prompt):
         """Tokens that follow a prompt, and for each the likeliest tokens with their log-probabilities."""

@@ -40,7 +40,7 @@ def tables():
         return "No model has been verified yet."
     [tolerances] = {(record["exact"]["base"]["tolerance"], record["served"]["base"]["tolerance"]) for record in records.values()}
     heads = [f"{words}, largest error (tolerance {bound:g}) | equal answers" for words, bound in zip(("Exact", "As served"), tolerances)]
-    precisions = ", ".join(f"{model.title.split(',')[0]} `{record['served']['precision']}`" for model, record in records.items())
+    numbers = "; ".join(f"{model.title.split(',')[0]}: {record['served']['numbers']}" for model, record in records.items())
     return "\n".join([
         f"| Model | | {' | '.join(heads)} |",
         "|---|---|---:|---:|---:|---:|",
@@ -52,7 +52,7 @@ def tables():
         "|---|---:|---:|---:|---:|",
         *(perplexities(record, model) for model, record in records.items()),
         "",
-        f"Precision as served: {precisions}. {sources(records)}",
+        f"Numbers as served: {numbers}. {sources(records)}",
     ])  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class Table(unittest.TestCase):
         bad = {"largest_error": 1.75, "equal_answers": 3, "answers": 4, "tolerance": 1.5, "holds": False}
         record = {
             "exact": {"base": good, "lora": good},
-            "served": {"precision": "mixed", "base": bad | {"holds": True, "largest_error": 0.5}, "lora": bad},
+            "served": {"numbers": "activations mixed", "base": bad | {"holds": True, "largest_error": 0.5}, "lora": bad},
             "perplexity": {"transformers": 37.0849, "exact": 37.0851, "served": 37.1, "llama.cpp": None},
             "machine": {"processor": "a processor"}, "date": "2026-11-30", "commit": "abc",
         }  # fmt: skip
@@ -72,7 +72,7 @@ class Table(unittest.TestCase):
         self.assertIn("| base | 2.0e-05 | 4 of 4 | 0.50 | 3 of 4 |", text)
         self.assertIn("| LoRA by PEFT | 2.0e-05 | 4 of 4 | 1.75 **missed** | 3 of 4 |", text)
         self.assertIn("| 37.0849 | 37.0851 | 37.1000 | not measured |", text)
-        self.assertIn("`mixed`", text)
+        self.assertIn("activations mixed", text)
 
     def test_without_records_the_table_says_so(self):
         self.assertEqual(table.tables(), "No model has been verified yet.")
