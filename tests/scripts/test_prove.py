@@ -82,7 +82,8 @@ class Readings(unittest.TestCase):
                 readings.row("masked$")(printed(*lines))
 
     def test_a_variant_has_the_interval_of_its_seeds(self):
-        wom = {"variant": "wom", "ratios": {"ttft_ms": {"mean": 1.5, "low": 1.4, "high": 1.6}}, "invalid_share": {"mean": 0.2, "half_interval": 0.05}}
+        ratios = {"ttft_ms": {"mean": 1.5, "low": 1.4, "high": 1.6}}
+        wom = {"variant": "wom", "ratios": ratios, "invalid_share": {"mean": 0.2, "half_interval": 0.05}}
         output = printed({"settings": {}, "seeds": 20}, {"variant": "elora"}, wom)
         self.assertEqual(readings.variant("wom", "ttft_ms")(output), Figure(1.5, 1.4, 1.6, 20))
         self.assertEqual(readings.variant("wom", "invalid_share", beside=False)(output), Figure(0.2, 0.2 - 0.05, 0.25, 20))
