@@ -153,6 +153,16 @@ impl EvaluatedModel {
         json!({ "model": self.model, "results": tasks })
     }
 
+    fn of_json(json: &Value) -> Option<Self> {
+        let mut scores = Scores::new();
+        for (task, metrics) in json["results"].as_object()? {
+            for (metric, value) in metrics.as_object()? {
+                scores.insert((task.clone(), metric.clone()), value.as_f64()?);
+            }
+        }
+        Some(Self { model: json["model"].as_str()?.to_owned(), scores })
+    }
+
     fn value(&self, key: &(String, String)) -> String {
         self.scores.get(key).map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"))
     }
@@ -162,6 +172,16 @@ impl ComparedModels {
     /// Returns the event of the run's log.
     pub(super) fn event(&self) -> Value {
         json!({ "event": "evaluated", "before": self.before.json(), "after": self.after.json() })
+    }
+
+    /// Reads a line of the run's log; `None` if the line is another event.
+    pub(super) fn of_line(line: &str) -> Option<Self> {
+        let event: Value =
+            serde_json::from_str(line).ok().filter(|event: &Value| event["event"] == "evaluated")?;
+        Some(Self {
+            before: EvaluatedModel::of_json(&event["before"])?,
+            after: EvaluatedModel::of_json(&event["after"])?,
+        })
     }
 
     /// Returns a table for people.
@@ -237,6 +257,18 @@ fn metric(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_runs_log_gives_back_the_results_of_both_models() {
+        let of = |model: &str, value| EvaluatedModel {
+            model: model.to_owned(),
+            scores: [(("facts".to_owned(), "acc,none".to_owned()), value)].into(),
+        };
+        let event = ComparedModels { before: of("base", 0.25), after: of("pirate", 0.75) }.event();
+        assert_eq!(ComparedModels::of_line(&event.to_string()).unwrap().event(), event);
+        assert!(ComparedModels::of_line(r#"{"event":"step"}"#).is_none());
+        assert!(ComparedModels::of_line("not JSON").is_none());
+    }
 
     #[test]
     fn results_are_read_wherever_lm_eval_puts_them_without_standard_errors() {

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{
     errors::TuneError,
+    evaluation::ComparedModels,
     format,
     name::RunName,
     plot,
@@ -190,9 +191,10 @@ fn logs(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<(), 
         match (terminal.format, control_protocol::training::parse(&line)) {
             (PrintFormat::Json, _) if serde_json::from_str::<serde_json::Value>(&line).is_err() => {}
             (PrintFormat::Json, _) => terminal.print(line),
-            (PrintFormat::Human, event) => {
-                format::event(&event).into_iter().for_each(|text| terminal.print(text));
-            }
+            (PrintFormat::Human, event) => match ComparedModels::of_line(&line) {
+                Some(compared) => terminal.print(compared.table(terminal)),
+                None => format::event(&event).into_iter().for_each(|text| terminal.print(text)),
+            },
         }
     }
     let said = fs::read(directory.trainer_log()).unwrap_or_default();
