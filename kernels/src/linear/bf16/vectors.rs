@@ -11,8 +11,9 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::Chunk;
 use crate::{
-    activations::GROUP,
+    activations::{GROUP, TiledRows},
     linear::{
+        out_panels::OutPanels,
         pack::PackedMatrix,
         part::{DecodeScratch, blocks},
         transposed::SumFrom,
@@ -71,27 +72,29 @@ impl<W: DecodedWeights> Kernel for VectorChunk<'_, W> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let mut weights = DecodeScratch::<{ SIDE * DEPTH * LANES }>::new();
+        let Chunk { x, weights, panels, from, out } = self.0;
+        let mut decoded = DecodeScratch::<{ SIDE * DEPTH * LANES }>::new();
         let mut activations = DecodeScratch::<{ ROW_BLOCK * DEPTH }>::new();
         let mut block = Block {
-            chunk: &self.0,
+            x,
+            from,
+            out,
             rows: 0..0,
             panels: 0..0,
             depth: 0..0,
-            weights: weights.as_mut_ptr(),
+            weights: decoded.as_mut_ptr(),
             activations: activations.as_mut_ptr(),
             of_panels: [Magnitudes::NONE; SIDE],
             of_rows: [Magnitudes::NONE; ROW_BLOCK],
         };
-        let columns = self.0.x.groups() * GROUP;
-        for rows in blocks(0..self.0.x.rows(), ROW_BLOCK) {
+        for rows in blocks(0..x.rows(), ROW_BLOCK) {
             block.rows = rows;
-            for depth in blocks(0..columns, DEPTH) {
+            for depth in blocks(0..x.groups() * GROUP, DEPTH) {
                 block.depth = depth;
                 S::call(DecodeRows(&mut block));
-                for panels in blocks(self.0.panels.clone(), SIDE) {
+                for panels in blocks(panels.clone(), SIDE) {
                     block.panels = panels;
-                    block.decode_panels::<S>();
+                    block.decode_panels::<S>(weights);
                     S::call(BlockSums(&block));
                 }
             }
@@ -119,8 +122,10 @@ impl Magnitudes {
 }
 
 /// Sums of `rows` with `panels` over the columns `depth`.
-struct Block<'a, W> {
-    chunk: &'a Chunk<'a, W>,
+struct Block<'a> {
+    x: TiledRows<'a>,
+    from: SumFrom,
+    out: OutPanels<'a>,
     rows: Range<usize>,
     panels: Range<usize>,
     depth: Range<usize>,
@@ -154,20 +159,19 @@ unsafe fn round_in_place(values: *mut f32, len: usize) -> Magnitudes {
     Magnitudes { smallest: smallest.saturating_add(1), largest }
 }
 
-struct DecodeRows<'a, 'b, W>(&'a mut Block<'b, W>);
+struct DecodeRows<'a, 'b>(&'a mut Block<'b>);
 
-impl<W> Kernel for DecodeRows<'_, '_, W> {
+impl Kernel for DecodeRows<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let block = self.0;
-        let x = block.chunk.x;
         for (i, row) in block.rows.clone().enumerate() {
             let to = block.activations.wrapping_add(i * DEPTH);
             for group in block.depth.start / GROUP..block.depth.end / GROUP {
                 let at = group * GROUP - block.depth.start;
-                for (k, &bits) in x.row(row, group).iter().enumerate() {
+                for (k, &bits) in block.x.row(row, group).iter().enumerate() {
                     // SAFETY: there is room for `DEPTH` columns of each row.
                     unsafe { to.add(at + k).write(f32::from_bits(u32::from(bits) << 16)) };
                 }
@@ -178,13 +182,13 @@ impl<W> Kernel for DecodeRows<'_, '_, W> {
     }
 }
 
-impl<W: DecodedWeights> Block<'_, W> {
+impl Block<'_> {
     #[inline(always)]
-    fn decode_panels<S: Simd>(&mut self) {
+    fn decode_panels<S: Simd>(&mut self, weights: impl DecodedWeights) {
         for (side, panel) in self.panels.clone().enumerate() {
             let to = self.weights.wrapping_add(side * DEPTH * LANES);
             // SAFETY: the panel exists, and the buffer holds `DEPTH` vectors for each panel.
-            unsafe { self.chunk.weights.decode::<S>(panel, self.depth.clone(), to) };
+            unsafe { weights.decode::<S>(panel, self.depth.clone(), to) };
             self.of_panels[side] = S::call(RoundPanel { values: to, len: self.depth.len() * LANES });
         }
     }
@@ -205,9 +209,9 @@ impl Kernel for RoundPanel {
     }
 }
 
-struct BlockSums<'a, 'b, W>(&'a Block<'b, W>);
+struct BlockSums<'a, 'b>(&'a Block<'b>);
 
-impl<W> Kernel for BlockSums<'_, '_, W> {
+impl Kernel for BlockSums<'_, '_> {
     type Output = ();
 
     // Eight chains of sums or more hide the latency of additions, as far as the registers allow.
@@ -228,7 +232,7 @@ impl<W> Kernel for BlockSums<'_, '_, W> {
     }
 }
 
-impl<W> BlockSums<'_, '_, W> {
+impl BlockSums<'_, '_> {
     #[inline(always)]
     fn panels<S: Simd, const M: usize, const P: usize>(&self, row: usize) -> usize {
         let panels = self.0.panels.len();
@@ -263,25 +267,25 @@ impl<W> BlockSums<'_, '_, W> {
     /// Sums `M` rows with `P` panels, continuing from the sums of the previous block in `out`.
     #[inline(always)]
     fn sum<S: Simd, const M: usize, const P: usize, const FLUSH: bool>(&self, row: usize, side: usize) {
-        let Block { chunk, rows, panels, depth, weights, activations, .. } = self.0;
+        let Block { x, out, rows, panels, depth, weights, activations, .. } = self.0;
         let panel = panels.start + side;
         let mut sums = [[S::splat(0.0); P]; M];
         // SAFETY: rows, panels and columns exist; the outputs lie within `out`, and no other chunk uses them.
         unsafe {
-            if depth.start > 0 || chunk.from == SumFrom::Out {
+            if depth.start > 0 || self.0.from == SumFrom::Out {
                 for (m, sums) in sums.iter_mut().enumerate() {
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        *sum = chunk.out.kept::<S>(panel + p, row + m);
+                        *sum = out.kept::<S>(panel + p, row + m);
                     }
                 }
             }
-            let x = activations.add((row - rows.start) * DEPTH);
+            let values = activations.add((row - rows.start) * DEPTH);
             let w = weights.add(side * DEPTH * LANES);
             for group in 0..depth.len() / GROUP {
                 let (mut even, mut odd) = ([[S::splat(0.0); P]; M], [[S::splat(0.0); P]; M]);
                 for k in (group * GROUP..(group + 1) * GROUP).step_by(2) {
-                    add::<S, M, P, FLUSH>(x.add(k), w.add(k * LANES), &mut even);
-                    add::<S, M, P, FLUSH>(x.add(k + 1), w.add((k + 1) * LANES), &mut odd);
+                    add::<S, M, P, FLUSH>(values.add(k), w.add(k * LANES), &mut even);
+                    add::<S, M, P, FLUSH>(values.add(k + 1), w.add((k + 1) * LANES), &mut odd);
                 }
                 for (m, sums) in sums.iter_mut().enumerate() {
                     for (p, sum) in sums.iter_mut().enumerate() {
@@ -290,13 +294,13 @@ impl<W> BlockSums<'_, '_, W> {
                     }
                 }
             }
-            let is_complete = depth.end == chunk.x.groups() * GROUP;
+            let is_complete = depth.end == x.groups() * GROUP;
             for (m, sums) in sums.iter().enumerate() {
                 for (p, &sum) in sums.iter().enumerate() {
                     if is_complete {
-                        chunk.out.put::<S>(panel + p, row + m, sum);
+                        out.put::<S>(panel + p, row + m, sum);
                     } else {
-                        chunk.out.keep::<S>(panel + p, row + m, sum);
+                        out.keep::<S>(panel + p, row + m, sum);
                     }
                 }
             }
