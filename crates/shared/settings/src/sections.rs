@@ -88,14 +88,14 @@ sections! {
         /// Private directory of the file that holds the offloaded KV cache
         directory: PathBuf, --"disk-directory" "DIR", Depends("the directory `history` in the state \
                                directory"), Executor;
-        /// Time after which an unused entry of the KV cache is worth e times less to the eviction policy
+        /// Time in which the eviction value of an unused KV cache entry falls by a factor of e
         decay_ms: u64, --"cache-decay-ms" "MS", Is("10000"), Executor, was ["memory"] "tau_ms" --"cache-tau-ms";
         /// Maximum host memory of an executor with its weights, in bytes or as a fraction such as 1/2
         process: MemoryFraction, --"process-memory" "PART", Depends("15/16 of the memory of the machine \
                                     or control group; several executors share it evenly"), Executor;
     }
 
-    /// `[speculation]`: speculative decoding. It changes no output.
+    /// `[speculation]`: speculative decoding, which changes no output.
     SpeculationSection = "speculation" {
         /// Drafter: off; auto (whichever helps); ngram (prompt lookup); early-exit (the first layers of the
         /// base with the draft adapter that was loaded last); or the path of a smaller model with the same
