@@ -229,7 +229,7 @@ pub(crate) struct StreamDelta {
     pub(crate) provisional: String,
 }
 
-/// Stream of an answer's pieces. It ends after `[DONE]`; a stream that ends earlier is an error.
+/// Stream of an answer's pieces, which ends after `[DONE]`; an earlier end is an error.
 #[derive(Debug)]
 pub(crate) struct AnswerStream<R = BufReader<ureq::BodyReader<'static>>> {
     events: Events<R>,

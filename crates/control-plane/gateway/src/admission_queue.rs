@@ -8,8 +8,9 @@
 //! next: by class, then by the fewest served tokens per weight. A tenant that sends too much lengthens only
 //! its own queue, and is refused when that queue is delayed for too long.
 //!
-//! Background requests wait in a queue of their own. They go only while no online request waits, and
-//! [`BackgroundLimit`](scheduling::fairness::background_limit::BackgroundLimit) bounds how many run.
+//! Background requests wait in a queue of their own. Background requests start only while no online request
+//! waits, and [`BackgroundLimit`](scheduling::fairness::background_limit::BackgroundLimit) bounds how many
+//! run.
 
 pub mod refusal;
 mod state;
@@ -38,7 +39,8 @@ use crate::{
 
 /// How often a waiting request checks whether any executor is open, and the queue its limits.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a background request waits for capacity. It holds its adapter meanwhile, which an unload awaits.
+/// How long a background request waits for capacity. The waiting request holds its adapter, so an unload of
+/// the adapter waits as long.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request waits without any open executor.
 const ABSENCE: Duration = Duration::from_secs(20);

@@ -104,8 +104,8 @@ impl GatewayMetrics {
         Self::with(store, figures.names, adapters, executors)
     }
 
-    /// Creates the metrics of several bases. They share all metrics except those of their executors, which
-    /// have labels.
+    /// Creates the metrics of several bases. The bases share all metrics except those of their executors,
+    /// which have labels.
     #[must_use]
     pub(crate) fn of_bases(figures: &TelemetryConfig, bases: &[BaseConfig]) -> Vec<Arc<Self>> {
         let store = Arc::new(MetricStore::new());

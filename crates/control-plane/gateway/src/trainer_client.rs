@@ -74,7 +74,7 @@ impl TrainerClient {
     }
 }
 
-/// Whether a write failed because the peer closed the connection. What the peer sent before can still be
+/// Whether a write failed because the peer closed the connection. Data that the peer sent before can still be
 /// read.
 pub(crate) fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)

@@ -1,8 +1,8 @@
 //! Fine-tuning: training files, jobs, and the trainers that run them.
 //!
-//! A job and each of its changes are durable before they are acknowledged. Its trainer is a separate process.
-//! Trainer and gateway may stop at any moment: the job then resumes from its checkpoint with bit-identical
-//! results. A finished adapter is registered under its name by the registry's compare-and-swap.
+//! A job and each of its changes are durable before they are acknowledged. The trainer of a job is a separate
+//! process. Trainer and gateway may stop at any moment: the job then resumes from its checkpoint with
+//! bit-identical results. A finished adapter is registered under its name by the registry's compare-and-swap.
 //!
 //! # Modules
 //!

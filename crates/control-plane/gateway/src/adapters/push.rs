@@ -2,9 +2,9 @@
 //! or from weights that a trainer sends.
 //!
 //! 1. The body is written and hashed piece by piece: to the state directory, or to memory for an ephemeral
-//!    adapter. Its header is read as soon as it is complete, so a body without a configuration is refused
-//!    early.
-//! 2. The executor loads the files from there, and the name changes, as after any other load.
+//!    adapter. The header of the weights is read as soon as it has arrived, so a body without a configuration
+//!    is refused early.
+//! 2. The executor loads the written files, and the name then refers to the new adapter, as after any load.
 //!
 //! An ephemeral adapter is in no registry: it ends with the gateway, and no other host has it. While the
 //! gateway lives, its files are loaded again into restarted executors and after evictions.

@@ -75,7 +75,7 @@ impl RegistryBackend {
         }
     }
 
-    /// Durably deletes an adapter. Nothing is recorded of an ephemeral one.
+    /// Durably deletes an adapter. An ephemeral adapter has no record to delete.
     ///
     /// # Errors
     /// Fails as [`RegistryBackend::put`] does.

@@ -25,7 +25,6 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// All tiers.
     pub(crate) const EACH: [Self; 3] = [Self::Host, Self::Disk, Self::Memory];
 
     /// Name of the tier in answers and metrics.

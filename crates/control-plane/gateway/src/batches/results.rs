@@ -165,7 +165,8 @@ impl ResultLog {
         Ok(Self { output, errors, done, counts, usage })
     }
 
-    /// Appends `results`, each a line of JSON without its end. They are durable when this returns.
+    /// Appends `results`, each a line of JSON without its end. The lines are durable when the function
+    /// returns.
     ///
     /// # Errors
     /// The system cannot write. The log must be opened again then, because a part may be written.

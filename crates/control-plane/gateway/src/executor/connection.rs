@@ -295,7 +295,8 @@ impl LinkTask {
     }
 
     /// Delivers the last output of a sequence. A sequence that the executor ends because it shuts down keeps
-    /// its slot, because it may be restarted on the next executor. So does a sequence with further stages.
+    /// its slot, because it may be restarted on the next executor. A sequence with further stages keeps its
+    /// slot as well.
     fn end(&mut self, id: RequestId, output: Output, bytes: usize) {
         let Some(OutputRoute { sink, index, slot, ended, .. }) = self.routes.remove(&id) else { return };
         let returns = match &output.error {

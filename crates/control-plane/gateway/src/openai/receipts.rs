@@ -48,7 +48,7 @@ pub(crate) async fn verify(
     Ok(Json(verified.map_or_else(|mismatch| mismatch.body(), valid)))
 }
 
-/// Reads the body of a verification. Its field `model` only chooses one of several bases.
+/// Reads the body of a verification. The field `model` of the body only chooses one of several bases.
 ///
 /// # Errors
 /// The body has no receipt, or a field of the receipt has a wrong type.

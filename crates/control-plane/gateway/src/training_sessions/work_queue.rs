@@ -12,7 +12,8 @@ use tokio::sync::Notify;
 use super::{batch::TrainingBatch, future_result::FutureResult, request_futures::RequestFuture};
 use crate::{errors::ApiError, lock::lock};
 
-/// Maximum number of waiting commands per model. Their bytes count to the tenant's memory in their futures.
+/// Maximum number of waiting commands per model. The future of a command counts the command's bytes to the
+/// tenant's memory.
 const MAX_WAITING: usize = 4096;
 
 #[derive(Debug)]

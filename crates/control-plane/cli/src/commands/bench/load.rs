@@ -12,7 +12,7 @@ use serde_json::json;
 use super::traffic::{arrivals, prompt};
 use crate::client::{ClientError, GatewayClient, Usage};
 
-/// Schedule of the requests.
+/// When requests are sent: at once by a number of callers, or at random times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum LoadPattern {
     /// A fixed number of concurrent requests.

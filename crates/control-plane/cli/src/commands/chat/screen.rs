@@ -2,8 +2,8 @@
 //! until they are accepted or retracted.
 //!
 //! Dim text stays within the line in which the text ends, short of the last column, and the cursor stays at
-//! the text's end. Erasing the rest of the line then removes the dim text, even after scrolling. This
-//! requires the column in which the text ends. If the column is uncertain (characters of ambiguous width, a
+//! the text's end. Erasing the rest of the line then removes the dim text, even after scrolling. The program
+//! must know the column in which the text ends. If the column is uncertain (characters of ambiguous width, a
 //! resized window), no dim text is shown.
 
 use std::io::{self, IsTerminal as _, Write};

@@ -1,7 +1,7 @@
 //! Evaluates what a run changed with lm-eval: the model that has the run's place before, and the adapter.
 //!
-//! lm-eval is a program of its own (PyPI), which asks this gateway as any client does. Its results stay in
-//! the run's directory, below `lm-eval/`.
+//! lm-eval is a program of its own (PyPI), which asks this gateway as any client does. The results of lm-eval
+//! stay in the run's directory, below `lm-eval/`.
 
 use std::{
     collections::BTreeMap,

@@ -32,7 +32,7 @@ struct Cached {
     used: u64,
 }
 
-/// Keeps a content on this host until it is dropped.
+/// Keeps the files of one content id in this host's cache; dropping the hold allows their removal.
 #[derive(Debug)]
 pub(crate) struct CacheHold(Option<(Arc<Cache>, ContentId)>);
 
