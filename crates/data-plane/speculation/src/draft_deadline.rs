@@ -1,7 +1,8 @@
 //! The time limit for drafting during a verification.
 //!
 //! Drafting is free if it ends before the verification that runs meanwhile. A draft run starts only if recent
-//! durations predict that; all runs together may prolong the wait by [`MAX_SLOWDOWN`] at most.
+//! durations predict that the run exceeds the wait by no more than what is left of the wait's allowance. The
+//! allowance is the share [`MAX_SLOWDOWN`] of the expected wait, for all draft runs together.
 
 use std::time::Duration;
 
