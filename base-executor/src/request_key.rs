@@ -1,4 +1,4 @@
-//! The key of a request: a connection, and the request's id there.
+//! The key of a request: a gateway's connection, and the request's id on that connection.
 
 use shmproto::message::RequestId;
 
@@ -6,7 +6,7 @@ use shmproto::message::RequestId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// A connection and the request's id there.
+/// A gateway's connection and the request's id on that connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestKey {
     pub connection: ConnectionId,

@@ -24,9 +24,9 @@ pub(super) struct Admission {
     cached_tokens: u32,
     /// Time since the request was received, in microseconds.
     queued_us: u64,
-    /// Part of it that the sequence waited for its adapter.
+    /// Part of `queued_us` spent waiting for the adapter.
     load_wait_us: u64,
-    /// Part of it that the sequence waited for KV blocks.
+    /// Part of `queued_us` spent waiting for KV blocks.
     kv_wait_us: u64,
 }
 

@@ -216,7 +216,7 @@ impl Cache {
         (0..count).map(|_| self.allocate_one()).collect()
     }
 
-    /// Releases blocks. Those in the tree stay cached.
+    /// Releases blocks. Blocks in the prefix tree stay cached.
     ///
     /// # Panics
     /// Panics if the caller does not hold the blocks.

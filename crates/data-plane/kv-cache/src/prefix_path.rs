@@ -2,8 +2,8 @@
 //!
 //! An activated LoRA changes nothing before its invocation. The blocks before it are the base's, and requests
 //! of the base may have cached them. The block that contains the invocation, and all later ones, belong to
-//! the adapter. Their namespace covers the earlier tokens and the invocation's position, because equal tokens
-//! give other values if the adapter begins elsewhere.
+//! the adapter. The namespace of these blocks covers the earlier tokens and the invocation's position,
+//! because equal tokens give other values if the adapter begins elsewhere.
 
 use crate::{Cache, Cursor, Namespace, NodeId, Prefix};
 

@@ -1,8 +1,9 @@
 //! KV blocks in a file, which survives the process: the disk tier.
 //!
 //! The file has a fixed number of equal slots, each for the bytes of a block and a [`BlockRecord`] that
-//! describes them. The file takes disk space as slots are written. Others decide which slot holds which
-//! block, and which is given up; [`OpenedStore::blocks`] tells them what earlier processes left.
+//! describes them. The file takes disk space as slots are written. The store's user decides which slot holds
+//! which block, and which block is given up; [`OpenedStore::blocks`] lists the blocks that earlier processes
+//! left.
 //!
 //! # Layout
 //!
@@ -119,7 +120,7 @@ pub struct OpenedStore {
     pub found: StoreContents,
     /// Blocks in the order of their slots, possibly in several slots each. Reads check their bytes.
     pub blocks: Vec<(StoreSlot, BlockRecord)>,
-    /// Number of slots with damaged entries, for example by a killed process. They count as empty.
+    /// Number of slots with damaged entries, for example by a killed process. Damaged slots count as empty.
     pub damaged: usize,
 }
 

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A node below an adapter is a full block: its tokens, and through its parents the whole prefix before them.
-//! So equal prefixes of one namespace are one path. A node exists while some tier holds it. It may be in
-//! several tiers, and a block that is also in a slower one can be dropped without a write.
+//! So equal prefixes of one namespace are one path. A node exists while some tier holds it. A node may be in
+//! several tiers, and a block that is also in a slower tier can be dropped without a write.
 //!
 //! A lookup compares the tokens themselves, never only their hash.
 

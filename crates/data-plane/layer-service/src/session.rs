@@ -24,8 +24,8 @@ pub struct SessionFacts {
     pub transport: SessionTransport,
 }
 
-/// Counters of a session, written by the compute thread and its connection, read by any thread. They are
-/// independent, so relaxed ordering suffices.
+/// Counters of a session, written by the compute thread and its connection, read by any thread. The counters
+/// are independent, so relaxed ordering suffices.
 #[derive(Debug, Default)]
 pub struct SessionCounters {
     calls: AtomicU64,

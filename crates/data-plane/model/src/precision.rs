@@ -11,7 +11,7 @@ use crate::{
     shape::layout::LinearGroup,
 };
 
-/// Weights from which a model does not lie in a cache.
+/// Minimum number of weights of a model that is too large for a cache.
 const LARGE_WEIGHTS: usize = 1 << 28;
 
 /// Precision of linear layers. Each value gives its own result bits, by every route.

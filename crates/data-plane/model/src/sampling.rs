@@ -3,8 +3,8 @@
 //! The order of the steps is that of Hugging Face's `generation/utils.py` (`_get_logits_processor`), with
 //! OpenAI's additions in front: logit bias, repetition penalty, presence and frequency penalties,
 //! temperature, top-k, top-p, min-p, draw. After the temperature every filter keeps a prefix of the tokens
-//! sorted by probability. All filters together keep the shortest prefix, so the whole vocabulary is never
-//! sorted.
+//! sorted by probability. All filters together keep the shortest of their prefixes, so the whole vocabulary
+//! is never sorted.
 //!
 //! Draws come from a counter-based generator: the random number is a hash of (seed, position). A request that
 //! is repeated after a crash draws the same numbers without a saved generator state.

@@ -2,9 +2,10 @@
 //!
 //! The length of the queue says little: five hundred requests at once are a burst, which passes; eight that
 //! never get fewer are an overload. An overload shows when requests wait longer than a *target* throughout an
-//! *interval*. That is the rule of CoDel (RFC 8289), applied at the queue's entrance instead of its exit,
-//! because every admitted request is served. Without such a *standing* queue every request is admitted. With
-//! one, a request is admitted if its forecast wait is at most the target; the others receive the forecast.
+//! *interval*. This rule of an overload is CoDel's (RFC 8289), applied at the queue's entrance instead of its
+//! exit, because every admitted request is served. Without such a *standing* queue every request is admitted.
+//! With one, a request is admitted if its forecast wait is at most the target; the others receive the
+//! forecast.
 //!
 //! The forecast is Little's law: if `N` requests lack a first token and `rate` of them get it per second, the
 //! last one gets its own after `N / rate`. The computation of the prompt, after the turn has come, is no

@@ -67,7 +67,8 @@ pub struct DequeuedRequest<K, T> {
     pub entry: QueueEntry<T>,
 }
 
-/// Error of a full queue: tenants with more waiting than the asking one cannot free enough capacity.
+/// Error of a full queue: removing entries of tenants that have more waiting than the caller's tenant would
+/// not free enough capacity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} requests wait, which is the limit")]
 pub struct QueueFull<T> {
@@ -292,8 +293,9 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// Estimates the tokens served before a request that `tenant` would push now, if no other request
-    /// arrives. It counts all waiting tokens of `tenant`, and those of each other tenant until its counter
-    /// reaches the one of `tenant`. The result may be off by one request per tenant and ignores classes.
+    /// arrives. The estimate counts all waiting tokens of `tenant`, and those of each other tenant until its
+    /// counter reaches the one of `tenant`. The result may be off by one request per tenant and ignores
+    /// classes.
     #[must_use]
     pub fn ahead_tokens(&self, tenant: &K) -> u64 {
         let waiting = |state: &TenantQueues<T>| -> u64 {

@@ -1,10 +1,10 @@
 //! Performance model: predicts durations and decides from them (CaraServe §4.2 and §5; C-09, C-12, C-28).
 //!
-//! Three lines are fitted to timings, first from a profile at start and then online. They describe a core
-//! that computes a slice of an adapter, the forward pass of the base, and the link to the device. The lines
-//! say how many tokens one core can compute without delaying the base, and whether a cold request should
-//! start at once with the workers' help or wait for the load. The caller measures the times; this module
-//! reads no clock.
+//! Three lines are fitted to timings, first from a profile at start and then online. The lines describe a
+//! core that computes a slice of an adapter, the forward pass of the base, and the link to the device. The
+//! lines say how many tokens one core can compute without delaying the base, and whether a cold request
+//! should start at once with the workers' help or wait for the load. The caller measures the times; this
+//! module reads no clock.
 //!
 //! # Layout
 //!

@@ -6,7 +6,7 @@
 /// Initial budget, in step durations, before the drafter has saved any time.
 const ADVANCE_STEPS: f64 = 4.0;
 
-/// Part of the step time that a drafter without benefit may lose.
+/// Fraction of the step time that a drafter may cost while it brings no benefit.
 const LOST_PART: f64 = 0.01;
 
 /// Maximum budget, in step durations: savings of long ago do not justify losses now.

@@ -1,7 +1,7 @@
 //! A bounded table of statistics of the most recent adapters and clients.
 //!
-//! The acceptance of draft tokens depends on the adapter, which the drafter does not have, and on the client
-//!. Both may be any number, so a server keeps a bounded number of entries.
+//! The acceptance of draft tokens depends on the adapter, which the drafter does not have, and on the client.
+//! The numbers of adapters and clients are not bounded, so a server keeps a bounded number of entries.
 
 use std::{collections::HashMap, hash::Hash};
 

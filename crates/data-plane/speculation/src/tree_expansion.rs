@@ -8,8 +8,8 @@
 //! D = max_i (M · C_i - T_i)
 //! ```
 //!
-//! T_i is the number of tokens in branch i after its fork. The next token goes where it makes D least. That
-//! is the branch with the largest deficit, if `M` counts the coming token.
+//! T_i is the number of tokens in branch i after its fork. The next token goes where it makes D least. If `M`
+//! counts the coming token, this branch is the one with the largest deficit.
 //!
 //! *Unopened* branches compete too: each draft token besides the first at a position is a branch of no tokens
 //! yet. The tree is thus as wide as its draft is unsure. One step adds one token to one branch, because small

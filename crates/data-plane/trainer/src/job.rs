@@ -64,7 +64,8 @@ pub enum JobError<E: Error + 'static> {
     },
 }
 
-/// Mean loss per token of a draft on held-out answers, and how often it predicts correctly, by kind of text.
+/// Mean loss per token of a draft on held-out answers, and the fraction of correct predictions by kind of
+/// text.
 type DraftScore = (Option<f64>, Vec<Correctness>);
 
 /// Receiver of a job's events, which may also stop the job.

@@ -18,8 +18,8 @@
 //!
 //! # Principles
 //!
-//! - The same data and seed give the same result, bit for bit: random numbers are drawn by key and counter,
-//!   sums have a fixed order, and a job can resume at any step.
+//! - Equal data and seeds give equal results, bit for bit: random numbers are drawn by key and counter, sums
+//!   have a fixed order, and a job can resume at any step.
 //! - Names and conventions are those of libraries that users know: torch's AdamW, transformers' schedules,
 //!   Tinker's losses, TRL's and OpenAI's files.
 #![forbid(unsafe_code)]

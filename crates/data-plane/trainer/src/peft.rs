@@ -27,8 +27,8 @@ fn tensor_type(dtype: SaveDtype) -> TensorType {
 
 /// Writes an adapter, its configuration `options` and a draft's shortlist to the new directory `path`.
 ///
-/// The directory is written under another name, synced and renamed, so that it is complete or missing. The
-/// same values give the same bytes.
+/// The directory is written under another name, synced and renamed, so that it is complete or missing. Equal
+/// values give equal bytes.
 ///
 /// # Errors
 /// Fails if the directory exists or cannot be written.
@@ -148,9 +148,9 @@ pub fn options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u
     to_bytes(&options)
 }
 
-/// Returns the `adapter_config.json` of a new draft adapter with the blocks of `config`. Its modules are
-/// given by a regular expression that names the blocks, because PEFT's own list of blocks cannot include the
-/// head.
+/// Returns the `adapter_config.json` of a new draft adapter with the blocks of `config`. The configuration
+/// names the modules by a regular expression with the blocks, because PEFT's own list of blocks cannot
+/// include the head.
 #[must_use]
 pub fn draft_options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u8> {
     let mut own: Value = serde_json::from_slice(&options(shape, dropout, config)).unwrap_or_default();

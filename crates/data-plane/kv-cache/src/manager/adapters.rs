@@ -243,8 +243,8 @@ impl Cache {
     }
 
     /// Returns the most requested adapter that lacks blocks and fits into free ones, while the device is
-    /// idle. Its owner may place it before a request waits (E-07). `blocks` gives an adapter's size; `None`
-    /// excludes it.
+    /// idle. The caller may place this adapter before a request waits (E-07). `blocks` gives an adapter's
+    /// size; `None` excludes it.
     #[must_use]
     pub fn wanted_adapter(&self, blocks: impl Fn(AdapterId) -> Option<u32>) -> Option<AdapterId> {
         if self.settings.max_adapter_blocks == 0 || !self.is_idle() {

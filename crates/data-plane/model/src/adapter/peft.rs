@@ -214,7 +214,8 @@ impl<'a> PeftFiles<'a> {
     }
 
     /// Takes unused copies of the base's embedding and head. An adapter that replaces only one of the two may
-    /// have trained the other as well, through shared weights. Such a copy is not taken, so it is refused.
+    /// have trained the other as well, through shared weights. A changed copy is not taken, so the adapter is
+    /// refused.
     fn copies(&mut self) -> Result<Vec<AdapterWarning>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) if config.saves_modules() => Ok(Vec::new()),

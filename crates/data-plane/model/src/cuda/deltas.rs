@@ -44,7 +44,7 @@ pub(super) struct DeltaState {
     direct: DirectCopies,
     pub(super) lane: Arc<UploadQueue>,
     pub(super) assist: Option<Box<dyn DeviceAssist>>,
-    /// Tables of rows to send to workers, with the spans that they hold.
+    /// Tables on the device of rows to send to workers, each with the row spans that the table holds.
     spans: Vec<(Vec<(usize, usize)>, RowSpans)>,
     native: NativeCopy,
     waiting: WaitMethod,

@@ -38,8 +38,8 @@ pub enum RopeScaling {
         original_context: f32,
     },
     /// YaRN: frequencies of features that turn less than `beta_slow` times within the original context are
-    /// divided by `factor`. Those of features that turn more than `beta_fast` times are kept, with a ramp
-    /// between.
+    /// divided by `factor`. Frequencies of features that turn more than `beta_fast` times are kept, with a
+    /// ramp between.
     Yarn {
         /// Divisor of the low frequencies.
         factor: f32,

@@ -23,7 +23,7 @@ impl RopeTable {
         Self { global: of(&config.rope), local: config.traits.local_rope.as_ref().map(of), magnitude }
     }
 
-    /// Returns the factor of cosines and sines.
+    /// Returns the factor that multiplies cosines and sines (transformers' `attention_factor`), 1 by default.
     #[must_use]
     pub fn magnitude(&self) -> f32 {
         self.magnitude

@@ -9,7 +9,8 @@ use crate::shape::{
     source::{Tensor, TensorId, WeightSource},
 };
 
-/// The dequantized tensors of another source. A pass over them does not round activations either.
+/// The dequantized tensors of another source. A pass over dequantized tensors also leaves activations
+/// unrounded.
 #[derive(Debug)]
 pub struct Dequantized<S>(pub S);
 

@@ -1,6 +1,6 @@
 //! Predicts an executor's time for prefill and decode, as a scheduler sees them (CaraServe §5; C-12).
 //!
-//! Both are planes, fitted to timings at start and refined online:
+//! Both times are planes, fitted to timings at start and refined online:
 //!
 //! ```text
 //! decode  = a step + each sequence + each token of context + ranks

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The printed form gives an idle executor the score 0, even if it would break a promise. In the corrected
-//! form (C-15) `n` is at least 1, and candidates that break no promise come before all that break one. That
-//! acts as an infinite penalty, which a long queue cannot outweigh; among equals the costs decide. The
-//! corrected form adds the request's own wait for its adapter, spread over its answer, and leaves out
-//! cached prompt tokens.
+//! form (C-15) `n` is at least 1, and candidates that break no promise come before all that break one. This
+//! order acts as an infinite penalty, which a long queue cannot outweigh; among equals the costs decide. The
+//! corrected form adds the request's own wait for its adapter, spread over its answer, and leaves out cached
+//! prompt tokens.
 
 use std::cmp::Ordering;
 

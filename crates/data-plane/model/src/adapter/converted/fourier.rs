@@ -1,9 +1,9 @@
 //! FourierFT: the change is the real part of an inverse Fourier transform of a few trained coefficients.
 //!
-//! The coefficients are `fourierft_spectrum`, `[n]`. Their frequencies are the first `n` entries of a random
-//! permutation, which PyTorch draws from `random_loc_seed`. Coefficients of one row frequency u add up to
-//! `cos(2 pi u j / out) C[k] - sin(2 pi u j / out) S[k]`, so the rank is twice the number of these
-//! frequencies.
+//! The coefficients are `fourierft_spectrum`, `[n]`. The frequencies of the coefficients are the first `n`
+//! entries of a random permutation, which PyTorch draws from `random_loc_seed`. Coefficients of one row
+//! frequency u add up to `cos(2 pi u j / out) C[k] - sin(2 pi u j / out) S[k]`, so the rank is twice the
+//! number of these frequencies.
 
 use std::{collections::BTreeMap, f64::consts::TAU};
 

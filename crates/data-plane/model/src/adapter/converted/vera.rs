@@ -5,9 +5,9 @@
 //!
 //! A layer's `diag(b) B diag(d) A` is a LoRA with the factors `diag(d) A` and `diag(b) B`, and is read so.
 //!
-//! PVeRA draws the values between A and B from a distribution. Its A and d have rows for the means, and then
-//! as many for the variances. Without `sample_at_inference` the means are used, so it is a VeRA of these
-//! rows.
+//! PVeRA draws the values between A and B from a distribution. A and d of PVeRA have rows for the means, and
+//! then as many for the variances. Without `sample_at_inference` the means are used, so the adapter is a VeRA
+//! of these rows.
 
 use super::{
     super::{
