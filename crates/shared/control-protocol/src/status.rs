@@ -209,7 +209,7 @@ pub struct WorkerStatus {
     pub pid: u32,
     pub slices: u64,
     pub rank_rows: u64,
-    /// Part of what all workers computed.
+    /// Fraction of the rank rows of all workers that this worker computed.
     pub share: f64,
     pub taken_back: u64,
 }

@@ -103,7 +103,7 @@ pub struct TextDecoding {
     pub shown: Vec<String>,
 }
 
-/// Whether an answer's text begins a text of its own.
+/// Whether an answer is a text of its own or continues the text of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecodingStart {

@@ -65,8 +65,8 @@ impl<W: Work> Helper<W> {
         Self { program, setup, process: None }
     }
 
-    /// Returns the answer to `question`, which is read as a question of `W`. Blocks until the process has
-    /// replied.
+    /// Returns the answer to `question`, which the helper process deserializes as `W::Question`. Blocks until
+    /// the process has replied.
     pub(super) fn ask(&mut self, question: &impl Serialize) -> Result<W::Answer, HelperError> {
         loop {
             let process = self.started().map_err(|lost| HelperError::Unavailable(lost.to_string()))?;

@@ -218,8 +218,8 @@ impl BpeJson {
     }
 }
 
-/// Returns the byte spelling of tokens, and whether decoding removes a leading space, from Hugging Face's
-/// decoder.
+/// Reads Hugging Face's decoder: returns how tokens spell bytes, and whether decoding removes a leading
+/// space.
 fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), TokenizerError> {
     let kind = |step: &Value| step["type"].as_str().unwrap_or_default().to_owned();
     let Some(decoder) = decoder.filter(|decoder| !decoder.is_null()) else {
