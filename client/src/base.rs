@@ -1,8 +1,8 @@
 //! The client weights: tokenizer, configuration, embedding and norms of the base.
 //!
-//! The executor sends them as sparse copies of the model's files, with holes in place of the linear layers.
-//! The client caches the copies under the base's content hash, or uses its own copy of the model. Both are
-//! opened with [`ClientBase`](model::client_weights::client_base::ClientBase).
+//! The executor sends the client weights as sparse copies of the model's files, with holes in place of the
+//! linear layers. The client caches the copies under the base's content hash, or uses its own copy of the
+//! model. Either source is opened with [`ClientBase`](model::client_weights::client_base::ClientBase).
 
 use std::path::{Path, PathBuf};
 

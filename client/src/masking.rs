@@ -1,10 +1,10 @@
 //! Masking: protection of a client's activations and gradients from its executor.
 //!
-//! [`Masking::Off`] sends them as they are. [`Masking::Paper`] is the paper's scheme (Symbiosis §3.8), which
-//! is *obfuscation*, not secrecy. A client adds one of a few noises to each row and subtracts the noise's
-//! effect, which the executor itself computed in advance, from the answer. `g W` is as linear as `x Wᵀ`, so
-//! gradients are covered in the same way, by noises of their own. An executor that logs the noises finds them
-//! again in the rows; the documentation says how.
+//! [`Masking::Off`] sends activations and gradients as they are. [`Masking::Paper`] is the paper's scheme
+//! (Symbiosis §3.8), which is *obfuscation*, not secrecy. A client adds one of a few noises to each row and
+//! subtracts the noise's effect, which the executor itself computed in advance, from the answer. `g W` is as
+//! linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their own. An executor that logs
+//! the noises finds them again in the rows; the documentation says how.
 //!
 //! [`RowProtection::Pads`] and [`RowProtection::Shares`] are secret. Rows are integers modulo 2^48 or 2^64,
 //! and each gets its own uniform pad, so that the executor sees uniform numbers for all rows. Pads are

@@ -1,9 +1,9 @@
 //! Speculative decoding of a split client: tokens are drafted locally and verified in one set of round trips.
 //!
 //! A pass through all sites takes its round trips and the executor's computing time, plus a little for each
-//! row. Both are measured, and the minimum confidence of a draft token follows. On a link of many
-//! milliseconds nearly any draft token is worth a row; in shared memory only good ones are. The
-//! measured cost replaces EdgeLLM's rule, which learns this threshold from verdicts alone.
+//! row. The client measures both times, which determine the minimum confidence of a draft token. On a link of
+//! many milliseconds nearly any draft token is worth a row; in shared memory only good ones are. The measured
+//! cost replaces EdgeLLM's rule, which learns this threshold from verdicts alone.
 //!
 //! The drafter is [`Ngram`](speculation::ngram::Ngram), from the text so far, or a smaller model
 //! (`model_draft`). A model continues drafting in another thread while its draft tokens are on their way:
@@ -14,7 +14,8 @@
 //!            after tokens that may be rejected (speculation::draft_ahead)
 //! ```
 //!
-//! This happens only if the executor is remote: on the same machine drafting would take cores from it.
+//! Drafting in another thread happens only if the executor is remote, because on one machine drafting would
+//! take cores from the executor.
 
 use std::{
     convert::Infallible,

@@ -224,7 +224,7 @@ impl SplitModel {
     /// that the slices name, which the caller manages; [`generate`](Self::generate) manages its own.
     ///
     /// # Errors
-    /// Fails if the executor is gone, or refuses. The same batch may be run again.
+    /// Fails if the executor is gone, or refuses. A batch that failed may be run again.
     pub fn forward(
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],

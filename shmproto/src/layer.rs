@@ -2,8 +2,8 @@
 //!
 //! A *call* is a header of 64 bytes and rows of activations. Shared memory carries the header in a ring and
 //! the rows in a slab ([`crate::channel`]); ZeroMQ carries both in a message of two frames ([`crate::zmtp`]).
-//! A *control message* opens a session and fetches the client weights and the catalog. It is a datagram
-//! beside the channel, or a ZeroMQ message whose first frame is [`CONTROL`].
+//! A *control message* opens a session and fetches the client weights and the catalog. A control message is a
+//! datagram beside the channel, or a ZeroMQ message whose first frame is [`CONTROL`].
 //!
 //! # Layout
 //!

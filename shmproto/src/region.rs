@@ -4,10 +4,10 @@
 //! is accessed as atomics only, because the other side may change it at any moment. [`SealedBytes`] can no
 //! longer be changed by any process, its maker included, so they are accessed as a plain slice.
 //!
-//! Both are memfds. Every page is allocated before its first use, so lack of memory is an error of the maker
-//! and never a fault of a reader. Sizes are sealed, so no process can shrink the memory under a reader. A
-//! process that receives a descriptor checks all of this before it maps it, because the sender may be
-//! malicious.
+//! Both kinds of memory are memfds. Every page is allocated before its first use, so lack of memory is an
+//! error of the maker and never a fault of a reader. Sizes are sealed, so no process can shrink the memory
+//! under a reader. A process that receives a descriptor checks all of this before it maps it, because the
+//! sender may be malicious.
 
 mod mapping;
 

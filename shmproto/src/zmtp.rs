@@ -1,7 +1,7 @@
 //! ZeroMQ's wire protocol (ZMTP 3.1), bounded, without sockets, for split clients on other hosts.
 //!
-//! Both ends are state machines that take bytes and give events. They open no socket and read no clock, so
-//! the same code runs over TLS, over a Unix socket, and in tests one byte at a time:
+//! Both ends are state machines that take bytes and give events. The state machines open no socket and read
+//! no clock, so the same code runs over TLS, over a Unix socket, and in tests one byte at a time:
 //!
 //! ```text
 //! socket --read--> space() -> advance(count) -> next_event() until None

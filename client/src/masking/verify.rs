@@ -1,9 +1,9 @@
 //! Verification that an executor's answers follow from the weights (Freivalds).
 //!
 //! With secret numbers `s`, and `v = s W` computed once from a copy of the weights, `y = x W` is checked by
-//! `y · s = x · v`. This takes a few products per element, where computing `y` again would take as many as
-//! there are weights. All values are signed and nothing overflows: `s` has few enough bits that `v` stays
-//! below 2^62, and the sums have 128 bits.
+//! `y · s = x · v`. The check takes a few products per element; computing `y` again would take as many
+//! products as there are weights. All values are signed and nothing overflows: `s` has few enough bits that
+//! `v` stays below 2^62, and the sums have 128 bits.
 //!
 //! For `s` of `b` bits, 12 to 30, any wrong `y` that was chosen without knowing `s` passes one check with a
 //! probability below `2^-b`. Enough checks are made to bring that below `2^-48`: two for most sites. `x · v`

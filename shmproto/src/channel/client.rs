@@ -49,7 +49,7 @@ pub enum JoinError {
     },
 }
 
-/// The end that submits calls and collects replies, for one thread. Its methods do not allocate, and make
+/// The end that submits calls and collects replies, for one thread. The methods do not allocate, and make
 /// system calls only to sleep and to wake the executor.
 #[derive(Debug)]
 pub struct ClientChannel {

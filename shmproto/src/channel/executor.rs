@@ -85,8 +85,8 @@ impl ExecutorChannel {
         self.calls.has_news(&self.shared.head().submitted.calls)
     }
 
-    /// Takes the next call, if there is one. Its rows begin within the slab; whether they end there depends
-    /// on the site.
+    /// Takes the next call, if there is one. The call's rows begin within the slab; the site decides whether
+    /// the rows also end within the slab.
     ///
     /// # Errors
     /// Returns the client's violation of the protocol.

@@ -27,7 +27,7 @@ impl PadShape {
         })
     }
 
-    /// Returns the words of 32 bits of a row, and of its answer.
+    /// Returns the number of 32-bit words of a row, and of the row's answer.
     pub(super) fn words(self, direction: Direction) -> (usize, usize) {
         let modulus = self.moduli[direction as usize];
         let (columns, outputs) = (modulus.words(self.columns as usize), modulus.words(self.outputs as usize));
