@@ -2,7 +2,7 @@
 //!
 //! A kernel is written once, over the operations of `simd`, as a type that implements [`Kernel`].
 //! [`Isa::dispatch`] runs it inside a function compiled for the chosen instructions. Every function that the
-//! kernel calls must be `#[inline(always)]`, so that it is compiled for them too.
+//! kernel calls must be `#[inline(always)]`, so that the compiler uses the chosen instructions in it.
 
 use std::sync::OnceLock;
 
@@ -26,7 +26,7 @@ pub enum Isa {
 pub(crate) enum MatrixUnit {
     /// No matrix unit is used.
     None,
-    /// AMX with its tiles.
+    /// AMX: eight tile registers of sixteen rows of 64 bytes.
     Amx,
 }
 

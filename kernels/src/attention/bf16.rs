@@ -21,17 +21,18 @@
 //! total and sums are multiplied by `e^(old - new)`, and sums that are denormals become zeros. Soft caps,
 //! masks, sinks, spans and segments are those of the other precisions.
 //!
-//! This is the arithmetic of `TDPBF16PS`, which takes and gives denormals as zero. All products are multiples
-//! of 2^-122, and so are their sums, so none is a denormal, and plain multiply-adds of vectors give the bits
-//! of the unit. Only `sum + (e + o)` can be a denormal, since rescaled sums are multiples of less.
+//! These operations are the arithmetic of `TDPBF16PS`, which takes and gives denormals as zero. All products
+//! are multiples of 2^-122, and so are their sums, so none is a denormal, and plain multiply-adds of vectors
+//! give the bits of the unit. Only `sum + (e + o)` can be a denormal, since rescaled sums are multiples of
+//! less.
 //!
 //! ```text
 //! keys    [head_dim padded to 32 / 2][16 positions][2]     16 rows are a tile of 32 columns
 //! values  [16 positions / 2][head_dim padded to 16][2]     8 rows of 16 columns are a tile
 //! ```
 //!
-//! Slots of the last block beyond the sequence may hold anything. Their scores are masked, and values of this
-//! block are read from a copy with zeros.
+//! Slots of the last block beyond the sequence may hold anything. The scores of these slots are masked, and
+//! the values of the block are read from a copy with zeros.
 //!
 //! - `append`: writes keys and values to blocks.
 //! - `rows`: the rows of a tile and their memory.

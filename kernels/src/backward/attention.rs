@@ -46,10 +46,10 @@ pub struct AttentionInputs<'a> {
     pub out: &'a [f32],
 }
 
-/// Computes the gradient at `[q | k | v]`, of the same shape, from the gradient `g` at the output. Rounding
-/// of queries, keys and values is treated as the identity (straight-through), and so is the rounding of
-/// weights that [`KvPrecision::Bf16`] has: weights are recomputed in 32 bits. With `Bf16` all factors of
-/// products are rounded to bf16.
+/// Computes the gradient at `[q | k | v]`, of the same shape, from the gradient `g` at the output. The
+/// gradient passes through the rounding of queries, keys and values unchanged (straight-through), and with
+/// [`KvPrecision::Bf16`] through the rounding of weights: weights are recomputed in 32 bits. With `Bf16` all
+/// factors of products are rounded to bf16.
 ///
 /// # Panics
 /// Panics if the shapes do not match, or sequences are not in ascending order.

@@ -9,9 +9,9 @@
 //! A batch may mix both. A row's bits depend on its own sequence alone: its keys and values, its position,
 //! and the division of the sequence into passes.
 //!
-//! The KV cache has 16 or 32 bits. With 16 bits the tensor cores multiply halves and sum in 32 bits; with 32
-//! bits a plain kernel computes in 32 bits. New keys, values and queries beyond 65,504, the largest half, are
-//! clamped to it on conversion; NaN stays NaN.
+//! Elements of the KV cache have 16 or 32 bits. With 16 bits the tensor cores multiply halves and sum in 32
+//! bits; with 32 bits a plain kernel computes in 32 bits. New keys, values and queries beyond 65,504, the
+//! largest half, are clamped to it on conversion; NaN stays NaN.
 
 mod pool;
 mod row_table;

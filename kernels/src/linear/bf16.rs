@@ -17,8 +17,9 @@
 //! The gradient at the inputs is the same sum over groups of 32 outputs of each part, in the order of the
 //! parts: `x` is then a row of gradients, and the outputs beyond the last of a part are zeros.
 //!
-//! Each operation is in f32, to nearest even, and takes and gives denormals as zero. This is the arithmetic
-//! of `TDPBF16PS`, so the matrix unit (`amx`) and vectors (`vectors`) give the same bits, for any batch.
+//! Each operation is in f32, to nearest even, and takes and gives denormals as zero. These rules are the
+//! arithmetic of `TDPBF16PS`, so the matrix unit (`amx`) and vectors (`vectors`) give the same bits, for any
+//! batch.
 
 mod amx;
 mod matrix;

@@ -18,9 +18,9 @@ use rustix::thread::futex;
 /// microseconds; between steps other processes (a gateway) need the core more than a spinning helper does.
 const IDLE_SPIN: Duration = Duration::from_micros(60);
 
-/// Part of that time in which a helper does not yield; later it yields between polls. Otherwise a split
-/// client on a helper's core would often wait for the end of the spin before each of its calls
-/// (docs/performance/split.md).
+/// Time from the beginning of [`IDLE_SPIN`] in which a helper does not yield; later the helper yields between
+/// polls. Otherwise a split client on a helper's core would often wait for the end of the spin before each of
+/// its calls (docs/performance/split.md).
 const SELFISH_SPIN: Duration = Duration::from_micros(10);
 
 /// A yield longer than this gave the core to another computing process. The scheduler lets that process run

@@ -12,8 +12,8 @@ use crate::{
 /// Difference from the largest score below which a weight is 0. `e^LIMIT` is more than 2^-54.
 const LIMIT: f32 = -37.0;
 
-/// Coefficients of `2^-f` for `f` in -0.5..=0.5. Their error of 10^-4 is a twentieth of that of rounding to
-/// bf16.
+/// Coefficients of a polynomial for `2^-f`, with `f` in -0.5..=0.5. The polynomial's error of 10^-4 is a
+/// twentieth of the error of rounding to bf16.
 const C1: f32 = -0.693_283;
 const C2: f32 = 0.242_211_03;
 const C3: f32 = -0.055_008_933;

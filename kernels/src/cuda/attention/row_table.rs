@@ -45,8 +45,8 @@ pub struct TableShape {
 
 /// The rows of a batch on the device, uploaded once per pass.
 ///
-/// Its memory grows by doubling and otherwise keeps its address. Unused entries are marked. Rows of no
-/// sequence have position 0, no keys and no results, so a CUDA graph may have more rows than are in use.
+/// The table's memory grows by doubling and otherwise keeps its address. Unused entries are marked. Rows of
+/// no sequence have position 0, no keys and no results, so a CUDA graph may have more rows than are in use.
 #[derive(Debug)]
 pub struct RowTable {
     layout: QkvLayout,

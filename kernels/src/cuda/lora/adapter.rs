@@ -89,7 +89,8 @@ impl StagedAdapter {
     /// Enqueues the copy of the last rank block of matrix `index` that is not enqueued yet, both its A and
     /// its B part. Returns the bytes, 0 if no block is left or the copy was revoked.
     /// [`StagedMatrix::first_rank`] changes only when the queue observes the arrival. Waits only while the
-    /// queue is full. `registered` is `host`'s memory; without it the bytes are staged.
+    /// queue is full. `registered` is the pinned memory of `host`; with `None` the bytes are copied through a
+    /// staging buffer.
     ///
     /// # Errors
     /// Fails if the device is lost.

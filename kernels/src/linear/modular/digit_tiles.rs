@@ -7,10 +7,10 @@
 //! out = sum over p < B: 256^p (sum over i + j = p: sum over k: x_j[k] w_i[k])        modulo 2^8B
 //! ```
 //!
-//! This takes 26 tile products for eight bytes, or 21 where three digits hold all weights of a panel, and 18
-//! or 15 for six bytes. Scales and minima are part of the integer weights and need no products of their own.
-//! For a single row, byte planes (`byte_planes`) are faster, but their groups are scaled for each row, so
-//! many rows are slower. Sums of a digit position are 32-bit integers, joined to words once per 1536
+//! The sum takes 26 tile products for eight bytes, or 21 where three digits hold all weights of a panel, and
+//! 18 or 15 for six bytes. Scales and minima are part of the integer weights and need no products of their
+//! own. For a single row, byte planes (`byte_planes`) are faster, but their groups are scaled for each row,
+//! so many rows are slower. Sums of a digit position are 32-bit integers, joined to words once per 1536
 //! elements. The sums of one product are joined while the unit computes the next.
 //!
 //! # Layout

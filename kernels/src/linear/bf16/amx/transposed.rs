@@ -1,7 +1,7 @@
 //! Tiles of transposed weights: pairs of outputs by sixteen inputs.
 //!
-//! A group of two packed panels is unpacked to tiles of the forward product, and these are transposed. This
-//! costs twice the unpacking, which all rows of a training step share.
+//! A group of two packed panels is unpacked to tiles of the forward product, and these are transposed. The
+//! transposition costs twice the unpacking, which all rows of a training step share.
 
 use std::mem::MaybeUninit;
 
