@@ -28,8 +28,9 @@ use crate::{
     sim_validation::{costs::fitted, deployment::write, probe::StepProbe},
 };
 
-/// Names of the executors, and CPU shares of the two on the second core.
+/// Names of the executors.
 pub(super) const NAMES: [&str; 3] = ["fast", "middle", "slow"];
+/// Share of the second core for each executor; `None` for the executor that has the first core alone.
 const SHARES: [Option<f64>; 3] = [None, Some(0.45), Some(0.25)];
 pub(super) const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
 /// Device memory of each executor: enough for all KV blocks and adapters.

@@ -9,8 +9,8 @@
 //! - `random`: random number streams by purpose. [`workload`]: conversations made from a seed, or from a
 //!   trace.
 //! - [`cost`]: times of steps and copies.
-//! - [`engine`]: the executor. Its observations become a [`report`], with the help of [`statistics`];
-//!   `chart` draws.
+//! - [`engine`]: the executor. The engine's observations become a [`report`], with the help of
+//!   [`statistics`]; `chart` draws.
 //! - [`fleet`]: several executors behind one gateway.
 //! - [`commands`]: commands of the program.
 //!

@@ -65,7 +65,7 @@ pub struct SimulationReport {
     pub prefill_tokens: u64,
     /// Share of all prompt tokens that were computed.
     pub prefill_share: f64,
-    /// Part of the device's history without its adapter or its prefix.
+    /// Mean fraction of the used and cached blocks whose adapter or prefix is not on the device.
     pub invalid_share: f64,
     /// Number of blocks evicted from the device.
     pub evicted_blocks: u64,

@@ -27,14 +27,14 @@ pub(super) struct Starvation {
 /// A side has spare capacity if at most this part of it is in use.
 const ROOMY: f64 = 0.75;
 
-/// Mean used parts of the two sides after the warm-up.
+/// Mean used fractions of the two sides after the warm-up.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 struct SideUse {
-    /// Part of the KV side that running sequences use.
+    /// Fraction of the KV side that running sequences use.
     running: f64,
-    /// Part of the KV side that running sequences and history use.
+    /// Fraction of the KV side that running sequences and history use.
     keys_and_values: f64,
-    /// Part of the adapter side in use.
+    /// Fraction of the adapter side in use.
     adapters: f64,
 }
 

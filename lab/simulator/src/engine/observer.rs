@@ -78,9 +78,9 @@ pub struct Observation {
     pub preemptions: u64,
     /// Number of adapters copied to the device.
     pub loaded_adapters: u64,
-    /// Mean part of the device's history without its adapter or its prefix.
+    /// Mean fraction of the used and cached blocks whose adapter or prefix is not on the device.
     pub invalid_share: f64,
-    /// Mean part of the device that each tenant uses.
+    /// Mean fraction of the device's blocks that each tenant uses.
     pub tenant_shares: BTreeMap<u16, f64>,
     /// Mean part of the device that adapters use.
     pub adapter_share: f64,

@@ -28,7 +28,7 @@ const PRELOADED_AT_ONCE: usize = 2;
 /// Number of blocks copied out, and back, at a time while an executor is idle.
 const COPIED_WHILE_IDLE: usize = 8;
 
-/// Part of the device that preloads leave free.
+/// Fraction of the device's memory that preloads leave free.
 const PRELOADS_LEAVE: f64 = 0.3;
 
 #[derive(Debug)]
