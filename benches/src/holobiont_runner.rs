@@ -31,6 +31,6 @@ pub(crate) trait HolobiontRunner {
     /// Runs `load` once, after a warm-up.
     ///
     /// # Errors
-    /// If it cannot be run or measured.
+    /// Fails if the load cannot be run or measured.
     fn rates(&self, load: SyntheticLoad) -> Result<TokenRates>;
 }

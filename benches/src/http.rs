@@ -37,7 +37,7 @@ pub(crate) trait Dialect: Sync {
     /// Reads an event's JSON.
     ///
     /// # Errors
-    /// If it reports an error.
+    /// Fails if the event reports an error.
     fn read(&self, event: &Value) -> Result<SseEvent>;
     fn key(&self) -> Option<&str> {
         None
@@ -120,7 +120,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Waits until a started server answers `GET /health` with 200.
     ///
     /// # Errors
-    /// If it ends or takes too long; the error holds the end of its log.
+    /// Fails if the server ends or takes too long; the error holds the end of its log.
     pub(crate) fn when_ready(process: LoggedProcess, port: u16, dialect: D) -> Result<Self> {
         Self::ready_within(READY_LIMIT, process, port, dialect)
     }
@@ -128,7 +128,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Waits as [`DialectServer::when_ready`] does, for at most `limit`.
     ///
     /// # Errors
-    /// If it ends or takes too long; the error holds the end of its log.
+    /// Fails if the server ends or takes too long; the error holds the end of its log.
     pub(crate) fn ready_within(
         limit: Duration,
         mut process: LoggedProcess,
@@ -173,7 +173,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Sends one request and follows its stream to the end.
     ///
     /// # Errors
-    /// If it fails or generates another number of tokens than requested.
+    /// Fails if the request fails or generates another number of tokens than requested.
     pub(crate) fn ask(&self, job: &BenchRequest) -> Result<Timeline> {
         stream(self.port, &self.dialect, job).map_err(|error| self.explain(error))
     }
@@ -181,7 +181,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Sends one request with API key `key`, as [`DialectServer::attempt`] does.
     ///
     /// # Errors
-    /// If it fails for another reason than lack of capacity.
+    /// Fails if the request fails for another reason than lack of capacity.
     pub(crate) fn attempt_as(&self, key: &str, job: &BenchRequest) -> Result<Attempt> {
         attempt(self.port, &self.dialect, Some(key), job).map_err(|error| self.explain(error))
     }
@@ -189,7 +189,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Sends one request that may be rejected for lack of capacity (429 or 503).
     ///
     /// # Errors
-    /// If it fails for another reason.
+    /// Fails if the request fails for another reason.
     pub(crate) fn attempt(&self, job: &BenchRequest) -> Result<Attempt> {
         attempt(self.port, &self.dialect, self.dialect.key(), job).map_err(|error| self.explain(error))
     }

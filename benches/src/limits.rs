@@ -111,7 +111,7 @@ pub(crate) fn share(
 /// Compares all cores with one.
 ///
 /// # Errors
-/// If they cannot be measured.
+/// Fails if the cores cannot be measured.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let work = ModelWork::of(&config.model)?;
     let on = |cores: Vec<usize>| move |_| MachineLimits::measure(&cores, work.bytes as usize);

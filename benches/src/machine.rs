@@ -44,7 +44,7 @@ impl Cores {
     /// Returns all cores that this thread may use.
     ///
     /// # Errors
-    /// If the system does not report them.
+    /// Fails if the system does not report the cores.
     pub(crate) fn all() -> Result<Self> {
         let allowed = sched_getaffinity(None).context("cannot read which cores this process may use")?;
         Ok(Self((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()))

@@ -64,7 +64,7 @@ impl LoggedProcess {
     /// Waits until the child ends.
     ///
     /// # Errors
-    /// If it has not ended after `limit`; then it is stopped.
+    /// Fails if the child has not ended after `limit`; the child is then stopped.
     fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
@@ -110,7 +110,7 @@ impl Drop for LoggedProcess {
 /// Runs `command` to its end and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be started, takes longer than `limit`, or fails.
+/// Fails if the command cannot be started, takes longer than `limit`, or fails.
 pub(crate) fn output_of(command: &mut Command, limit: Duration) -> Result<String> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder for a program's output")?;
     let (output, errors) = (folder.path().join("output"), folder.path().join("errors"));

@@ -15,7 +15,7 @@ pub(crate) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Proje
 /// Writes `count` adapters of rank `rank` on q, k and v of `model` below `folder` and returns their folders.
 ///
 /// # Errors
-/// If they cannot be written.
+/// Fails if the files cannot be written.
 pub(super) fn write(model: &Path, rank: usize, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
     write_for(&AdapterShape::of(model)?, rank, count, folder)
 }
@@ -23,7 +23,7 @@ pub(super) fn write(model: &Path, rank: usize, count: usize, folder: &Path) -> R
 /// Writes `count` adapters for a model of this shape and returns their folders.
 ///
 /// # Errors
-/// If they cannot be written.
+/// Fails if the files cannot be written.
 pub(crate) fn write_for(
     shape: &AdapterShape,
     rank: usize,

@@ -69,7 +69,7 @@ impl Tenants {
     /// Starts a deployment for tenants `names` with the service classes `classes` of a deployment file.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the deployment does not start.
     pub(crate) fn start(
         config: &SuiteConfig,
         cores: &Cores,

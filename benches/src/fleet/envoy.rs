@@ -69,7 +69,7 @@ impl EnvoyFront {
     /// Checks that the picker made at least `requests` decisions.
     ///
     /// # Errors
-    /// If Envoy routed without it.
+    /// Fails if Envoy routed without the picker.
     pub(super) fn ensure_picked(&self, requests: usize) -> Result<()> {
         let text = get(self.picker_port, "/metrics")?;
         let line = "holobiont_picker_decisions_total{outcome=\"picked\"} ";

@@ -36,7 +36,7 @@ impl Servers {
     /// Starts a host with its state in `folder`.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the host does not start.
     pub(super) fn host(&self, config: &SuiteConfig, cores: &Cores, folder: &Path) -> Result<Holobiont> {
         let mut settings =
             vec![("HOLOBIONT_REGISTRY", self.postgres.url()), ("HOLOBIONT_STORE", self.bucket.url())];
@@ -48,7 +48,7 @@ impl Servers {
 /// Starts a host without a shared registry or bucket.
 ///
 /// # Errors
-/// If it does not start.
+/// Fails if the host does not start.
 pub(super) fn alone(config: &SuiteConfig, cores: &Cores, folder: &Path) -> Result<Holobiont> {
     host(config, cores, folder, Vec::new())
 }
@@ -74,7 +74,7 @@ fn host(
 /// Writes `count` different adapters and returns their folders.
 ///
 /// # Errors
-/// If they cannot be written.
+/// Fails if the files cannot be written.
 pub(super) fn adapters(config: &SuiteConfig, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
     write_for(&AdapterShape::of(&config.model)?, RANK, count, folder)
 }
@@ -82,7 +82,7 @@ pub(super) fn adapters(config: &SuiteConfig, count: usize, folder: &Path) -> Res
 /// Registers an adapter.
 ///
 /// # Errors
-/// If it is rejected.
+/// Fails if the adapter is rejected.
 pub(super) fn load(host: &Holobiont, name: &str, path: &Path) -> Result<()> {
     let body = json!({ "lora_name": name, "lora_path": path });
     post_json(host.port(), "/v1/load_lora_adapter", &body).map(drop)

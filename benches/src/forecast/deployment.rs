@@ -64,7 +64,7 @@ impl UnequalFleet {
     /// Starts the fleet with adapters of these ranks.
     ///
     /// # Errors
-    /// If it does not start, or there are not two cores.
+    /// Fails if an executor does not start, or there are not two cores.
     pub(super) fn start(
         config: &SuiteConfig,
         cores: &Cores,

@@ -90,7 +90,7 @@ pub(super) fn runtime() -> Result<Runtime> {
 /// Milliseconds to the first token of a lone request.
 ///
 /// # Errors
-/// If it is not answered.
+/// Fails if the request is not answered.
 pub(super) async fn first_token_ms(
     executor: &mut ColdExecutor,
     adapter: Option<usize>,
@@ -107,7 +107,7 @@ pub(super) async fn first_token_ms(
 /// Bytes of an adapter's file, about its size in the host tier.
 ///
 /// # Errors
-/// If it is missing.
+/// Fails if the file is missing.
 pub(super) fn file_bytes(folder: &Path) -> Result<u64> {
     let file = folder.join("adapter_model.safetensors");
     Ok(std::fs::metadata(&file).with_context(|| format!("no {}", file.display()))?.len())

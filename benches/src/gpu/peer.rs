@@ -23,7 +23,7 @@ impl Peers {
     /// Reads the results of a file.
     ///
     /// # Errors
-    /// If it cannot be read or a line is not JSON.
+    /// Fails if the file cannot be read or a line is not JSON.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("no figures of the peer in {}; leave --gpu-peer out", path.display()))?;
@@ -46,7 +46,7 @@ impl Peers {
     /// Result as a baseline, if it was measured.
     ///
     /// # Errors
-    /// If it holds no number.
+    /// Fails if the result holds no number.
     pub(super) fn rival(&self, name: &str) -> Result<Option<PeerSamples>> {
         let Some(figure) = self.0.get(name) else { return Ok(None) };
         let samples = Samples::new(figure.runs.clone())

@@ -53,7 +53,7 @@ impl Holobiont {
     /// Starts Holobiont with `adapters` and its state in `folder`, and waits until it is ready.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if Holobiont does not start.
     pub(crate) fn start(
         installation: &Installation,
         adapters: &[NamedAdapter],
@@ -65,7 +65,7 @@ impl Holobiont {
     /// Starts Holobiont as [`Holobiont::start`] does, with `settings` in its environment.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if Holobiont does not start.
     pub(crate) fn start_with(
         installation: &Installation,
         adapters: &[NamedAdapter],

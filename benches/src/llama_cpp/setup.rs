@@ -48,7 +48,7 @@ impl Setup {
     /// Rate that the machine allows, per run.
     ///
     /// # Errors
-    /// If it is NaN.
+    /// Fails if the rate is NaN.
     pub(super) fn limit(&self, rate: impl Fn(&MachineLimits, &ModelWork) -> f64) -> Result<Samples> {
         let (limits, work) = &self.limits;
         Samples::of(limits, |limits| rate(limits, work))

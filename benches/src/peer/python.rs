@@ -27,7 +27,7 @@ impl Python {
     /// Starts `python`, which must have torch, with the `arguments` of `script`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// Fails if `python` cannot be started.
     pub(crate) fn start(python: &Path, script: &str, arguments: &[OsString]) -> Result<Self> {
         let mut child = Command::new(python)
             .args(["-c", script])

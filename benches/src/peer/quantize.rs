@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// exists.
 ///
 /// # Errors
-/// If it cannot be made.
+/// Fails if the file cannot be made.
 pub(super) fn requantized(
     model: &Path,
     format: &str,

@@ -42,7 +42,7 @@ impl LlamaServer {
     /// Starts llama-server with one slot per stream and `adapters` (GGUF files), and waits until it is ready.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if llama-server does not start.
     pub(crate) fn start(
         peer: &LlamaCpp,
         weights: &PeerWeights,

@@ -40,7 +40,7 @@ impl Vllm {
     /// Starts vLLM with `adapters`, and waits until it is ready.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if vLLM does not start.
     pub(crate) fn serve(&self, adapters: &[NamedAdapter], folder: &Path) -> Result<VllmServer> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;

@@ -47,7 +47,7 @@ impl PushClient {
     /// Pushes a new version of `name`, and returns the milliseconds from its last byte to the answer.
     ///
     /// # Errors
-    /// If the gateway refuses it.
+    /// Fails if the gateway refuses the push.
     pub(super) fn push(&mut self, name: &str) -> Result<f64> {
         self.pushed += 1;
         let alpha = self.config["r"].as_f64().unwrap_or(1.0) * (1.0 + self.pushed as f64 * 1e-6);

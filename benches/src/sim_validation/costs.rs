@@ -90,7 +90,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores, path: &Path) -> Result<Ve
 /// Writes the model in the simulator's format.
 ///
 /// # Errors
-/// If it cannot be written.
+/// Fails if the file cannot be written.
 pub(crate) fn write(model: &CostModel, path: &Path) -> Result<()> {
     let text = serde_json::to_string_pretty(model).context("a cost model is not JSON")?;
     fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))

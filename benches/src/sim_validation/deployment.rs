@@ -51,7 +51,7 @@ impl Deployment {
     /// Starts a deployment with `adapters` adapters on `cores`, and warms it up.
     ///
     /// # Errors
-    /// If it does not start, or does not report its memory.
+    /// Fails if the deployment does not start, or does not report its memory.
     pub(super) fn start(
         config: &SuiteConfig,
         cores: &Cores,
@@ -91,7 +91,7 @@ pub(super) fn ranks(count: usize) -> Vec<usize> {
 /// Writes adapters of these ranks on q, k and v, each with memory of its own.
 ///
 /// # Errors
-/// If they cannot be written.
+/// Fails if the files cannot be written.
 pub(crate) fn write(model: &Path, ranks: &[usize], folder: &Path) -> Result<Vec<NamedAdapter>> {
     let shape = AdapterShape::of(model)?;
     let mut folders = BTreeMap::new();

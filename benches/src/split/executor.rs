@@ -80,7 +80,7 @@ impl SplitExecutor {
     /// Starts the executor on `cores`, and waits until it accepts sessions.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the executor does not start.
     pub(crate) fn start(config: &SuiteConfig, cores: &[usize], policy: BatchingFlag) -> Result<Self> {
         Self::start_with(config, cores, policy, &[])
     }
@@ -88,7 +88,7 @@ impl SplitExecutor {
     /// Starts an executor that commits to its weights, so that it serves exact arithmetic.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the executor does not start.
     pub(super) fn start_exact(config: &SuiteConfig, cores: &[usize]) -> Result<Self> {
         Self::start_with(config, cores, BatchingFlag::Opportunistic, &["--layer-exact"])
     }
@@ -149,7 +149,7 @@ impl SplitExecutor {
     /// Opens a session with masking mode `masking`; `watcher` records its calls.
     ///
     /// # Errors
-    /// If it is rejected.
+    /// Fails if the session is rejected.
     pub(super) fn session(
         &self,
         way: CallTransport,

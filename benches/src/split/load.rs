@@ -58,7 +58,7 @@ impl LoadClient {
     /// Opens a session.
     ///
     /// # Errors
-    /// If it is rejected.
+    /// Fails if the session is rejected.
     pub(super) fn new(executor: &SplitExecutor, way: CallTransport, habits: Habits) -> Result<Self> {
         let watcher = CallWatcher::default();
         let session = executor.session(way, "off", Some(&watcher))?;

@@ -48,7 +48,7 @@ impl Decoder {
     /// Generates exactly `tokens` tokens after a prompt of `prompt` tokens that is unique to `seed`.
     ///
     /// # Errors
-    /// If it does not.
+    /// Fails if the answer has another number of tokens.
     pub(super) fn generate(&mut self, seed: u64, prompt: usize, tokens: usize) -> Result<Generated> {
         self.answer(workload::prompt(seed, prompt), tokens, 0.0, None)
     }
@@ -57,7 +57,7 @@ impl Decoder {
     /// `guesser` may draft.
     ///
     /// # Errors
-    /// If it does not.
+    /// Fails if the answer has another number of tokens.
     pub(super) fn answer(
         &mut self,
         prompt: Vec<u32>,

@@ -29,7 +29,7 @@ impl TinkerClient {
     /// Begins a session with a model of `base` that trains attention and MLP.
     ///
     /// # Errors
-    /// If the gateway refuses it.
+    /// Fails if the gateway refuses the session.
     pub(super) fn begin(port: u16, key: &str, base: &str, rank: usize) -> Result<Self> {
         let agent = Agent::config_builder().timeout_global(Some(LIMIT)).http_status_as_error(false);
         let mut client = Self {
@@ -54,7 +54,7 @@ impl TinkerClient {
     /// Trains on one sequence, and makes an optimizer step.
     ///
     /// # Errors
-    /// If the trainer refuses it.
+    /// Fails if the trainer refuses the step.
     pub(super) fn step(&mut self, tokens: &[u32]) -> Result<()> {
         self.seq += 1;
         let request = ForwardBackwardRequest {
@@ -75,7 +75,7 @@ impl TinkerClient {
     /// Serves the weights without a name; returns the sampler's id.
     ///
     /// # Errors
-    /// If the gateway refuses it.
+    /// Fails if the gateway refuses the weights.
     pub(super) fn serve(&mut self) -> Result<String> {
         let saved =
             self.numbered("save_weights_for_sampler", json!({ "sampling_session_seq_id": self.seq }))?;
@@ -85,7 +85,7 @@ impl TinkerClient {
     /// Samples one token after `prompt`.
     ///
     /// # Errors
-    /// If the gateway refuses it.
+    /// Fails if the gateway refuses the request.
     pub(super) fn sample(&mut self, sampler: &str, prompt: &[u32]) -> Result<()> {
         self.samples += 1;
         let body = json!({
@@ -101,7 +101,7 @@ impl TinkerClient {
     /// Ends the session, so that its trainer is free.
     ///
     /// # Errors
-    /// If the gateway refuses it.
+    /// Fails if the gateway refuses the end.
     pub(super) fn end(self) -> Result<()> {
         self.post(&format!("sessions/{}/finish", self.session), &json!({})).map(drop)
     }
