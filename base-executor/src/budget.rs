@@ -94,7 +94,7 @@ impl Default for MemoryBudget {
 /// Checks that `bytes` could be taken later.
 ///
 /// # Errors
-/// If they exceed the account; `remedy` is the advice in the message.
+/// Fails if `bytes` exceed the account; `remedy` is the advice in the message.
 pub(crate) fn expect(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
     account.charge(bytes).map(drop).map_err(|full| no_room(account, &full, remedy))
 }
@@ -106,7 +106,7 @@ fn no_room(account: &MemoryAccount, full: &OutOfBudget, remedy: &str) -> anyhow:
 /// Takes `bytes` until the process ends.
 ///
 /// # Errors
-/// If they exceed the account; `remedy` is the advice in the message.
+/// Fails if `bytes` exceed the account; `remedy` is the advice in the message.
 pub(crate) fn reserve(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
     account.charge(bytes).map(MemoryReservation::for_good).map_err(|full| no_room(account, &full, remedy))
 }

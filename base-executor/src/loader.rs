@@ -38,7 +38,7 @@ pub trait Loader: Send + 'static {
     /// files.
     ///
     /// # Errors
-    /// If they are unusable; the text reaches the caller.
+    /// Fails if the files are unusable; the client that loads the adapter receives the text.
     fn read(&self, path: &Path) -> anyhow::Result<(AnyAdapter, Vec<String>)>;
 
     /// Returns a lower bound of the bytes of [`prepare`](Self::prepare), which are claimed before it.

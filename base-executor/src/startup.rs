@@ -91,7 +91,7 @@ pub(crate) fn end_of_stdin() -> mpsc::Receiver<()> {
 /// Returns a hash of this program.
 ///
 /// # Errors
-/// If it cannot be read.
+/// Fails if the program's file cannot be read.
 pub(crate) fn program_hash() -> io::Result<[u8; 32]> {
     let mut program = blake3::Hasher::new();
     program.update_reader(File::open("/proc/self/exe")?)?;

@@ -15,7 +15,7 @@ pub enum EngineEvent<A> {
     /// A gateway has sent its hello; `outbox` takes its messages.
     Connected {
         connection: ConnectionId,
-        /// Bounded queue of the gateway. If it is full or closed, the gateway counts as gone.
+        /// Bounded queue of the gateway. A gateway with a full or closed queue counts as gone.
         outbox: mpsc::Sender<ToGateway>,
     },
     /// A connected gateway has sent another hello and expects a welcome.

@@ -22,7 +22,7 @@ impl DistinctExecutors {
     /// Keeps two sessions at different executors from now on, also after reconnections.
     ///
     /// # Errors
-    /// Fails if both use the same executor.
+    /// Fails if both sessions use the same executor.
     pub(crate) fn keep(first: &mut Session, second: &mut Session) -> Result<(), CallError> {
         let instances = Arc::new([first.opened.instance, second.opened.instance].map(AtomicU64::new));
         for (own, session) in [first, second].into_iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Encodes frames as bytes.
 
-/// Flags of a frame, without the flag of a long one.
+/// Flags of a frame, except the flag for lengths of 64 bits.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 pub(super) enum Flags {

@@ -54,7 +54,7 @@ impl MemoryPlan {
     /// Compares the plan with the GPU's free memory.
     ///
     /// # Errors
-    /// If the plan exceeds it.
+    /// Fails if the plan exceeds the free memory.
     pub(crate) fn check(
         self,
         device: DeviceChoice,

@@ -49,7 +49,7 @@ impl DelayTracker {
     /// Admits one more sequence unless the queue stands and the sequence would wait too long.
     ///
     /// # Errors
-    /// If it is refused; the error has the forecast wait.
+    /// Fails if the sequence is refused; the error has the forecast wait.
     pub(crate) fn check(&self, places: SlotAvailability) -> Result<(), Overload> {
         let mut state = lock(&self.0.state);
         let waiting = state.waiting;

@@ -125,7 +125,7 @@ pub enum SendError {
 #[derive(Debug, Clone)]
 pub struct DispatcherSender(Arc<EventQueue>);
 
-/// The dispatcher's end of the queue. When it is dropped, senders get an error.
+/// The dispatcher's end of the queue. After the dispatcher drops this end, senders get an error.
 #[derive(Debug)]
 pub struct Inbox(Arc<EventQueue>);
 

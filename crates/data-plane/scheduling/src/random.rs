@@ -20,7 +20,8 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Creates the generator of a person's seed, which is hashed so that neighbouring seeds differ.
+    /// Creates a generator from a seed that a user chose. The seed is hashed, because users choose neighbouring
+    /// seeds.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { start: mix(seed.wrapping_add(GAMMA)) }

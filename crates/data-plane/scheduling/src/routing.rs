@@ -98,7 +98,7 @@ pub struct Candidate {
     pub cached_tokens: u64,
     /// Shortest time per token that was promised to a request on this executor, in microseconds.
     pub promised_tpot_us: Option<u64>,
-    /// Whether it can take the request.
+    /// Whether the executor can take the request.
     pub availability: Availability,
 }
 

@@ -143,7 +143,7 @@ impl Checkpoint {
     /// Writes the checkpoint to the directory `path`, in place of an older one, and syncs it to disk.
     ///
     /// # Errors
-    /// Fails if it cannot be written; an older checkpoint is kept.
+    /// Fails if the checkpoint cannot be written; an older checkpoint is kept.
     pub fn write(&self, path: &Path) -> Result<(), CheckpointError> {
         let to = path.join(FILE);
         let failed = |source| CheckpointError::Io { path: to.clone(), done: "written", source };

@@ -11,7 +11,7 @@ pub const MAX_SIGNS: usize = 1 << 16;
 /// Parses `json` after a check of its size.
 ///
 /// # Errors
-/// If it is malformed, not a `T`, or has more than 65,536 values.
+/// Fails if `json` is malformed, not a `T`, or has more than 65,536 values.
 pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     check_size(json, MAX_SIGNS)?;
     serde_json::from_slice(json)

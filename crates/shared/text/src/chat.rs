@@ -72,7 +72,7 @@ impl<'a> Chat<'a> {
     /// Returns the tokens of a conversation.
     ///
     /// # Errors
-    /// If the template or the tokenizer refuses it.
+    /// Fails if the template or the tokenizer refuses the conversation.
     pub fn encode(&self, messages: &[Message<'_>], prompt: GenerationPrompt) -> Result<Vec<u32>, ChatError> {
         self.encode_values(&values(messages), &Map::new(), prompt)
     }
@@ -81,7 +81,7 @@ impl<'a> Chat<'a> {
     /// variables such as `tools`. All their texts are treated as user input and quoted.
     ///
     /// # Errors
-    /// If the template or the tokenizer refuses it.
+    /// Fails if the template or the tokenizer refuses the conversation.
     pub fn encode_values(
         &self,
         messages: &[Value],

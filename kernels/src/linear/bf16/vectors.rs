@@ -5,7 +5,7 @@
 //!
 //! The unit takes and gives denormals as zero. Where no product and no sum of products can be one, a plain
 //! fused multiply-add gives the same bits: all products are whole multiples of the product of the smallest
-//! bits, and so are their sums. Each block of a row and of a panel keeps the [`Magnitudes`] that tell.
+//! bits, and so are their sums. Each block of a row and of a panel keeps the [`Magnitudes`] for this check.
 
 use std::{marker::PhantomData, ops::Range};
 

@@ -51,7 +51,7 @@ pub(crate) struct LoadedAdapter {
     /// Reason why loading failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-    /// True if it is never evicted.
+    /// True if the adapter is never evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pinned: Option<bool>,
     /// Number of running requests that use the adapter.

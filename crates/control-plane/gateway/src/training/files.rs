@@ -205,7 +205,7 @@ impl Upload<'_> {
     /// Appends received bytes.
     ///
     /// # Errors
-    /// If the system cannot write them.
+    /// Fails if the system cannot write the bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), TrainingError> {
         self.bytes += bytes.len() as u64;
         self.hasher.update(bytes);

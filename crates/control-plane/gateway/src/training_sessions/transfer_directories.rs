@@ -42,7 +42,7 @@ impl TransferDirectories {
     /// had ended.
     ///
     /// # Errors
-    /// If the system cannot list or remove them.
+    /// Fails if the system cannot list or remove the directories.
     pub fn sweep(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -107,7 +107,7 @@ impl SharedRegistry {
         Ok((shared, records))
     }
 
-    /// Reads the registry. If it is unreachable for [`START_PATIENCE`], returns the copy's records.
+    /// Reads the registry. If the registry is unreachable for [`START_PATIENCE`], returns the copy's records.
     async fn connect_or_take(&self, known: CachedRecords) -> Result<Vec<Record>, DatabaseError> {
         let connected = timeout(START_PATIENCE, self.connect()).await;
         match connected.unwrap_or_else(|_| Err(self.unreachable(&"it does not answer"))) {

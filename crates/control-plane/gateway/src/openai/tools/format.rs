@@ -96,7 +96,7 @@ impl ToolCallFormat {
         }
     }
 
-    /// Returns the text that begins a call, for models that sometimes forget the announcement.
+    /// Returns the text that begins a call, for models that sometimes omit the tag before the call.
     #[must_use]
     pub(crate) fn opening(self) -> Option<&'static str> {
         (self == Self::Qwen3Coder).then_some(OPENING)
