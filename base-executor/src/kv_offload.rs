@@ -1,8 +1,8 @@
 //! KV blocks below the device: bytes of the host tier, and the file of the disk tier.
 //!
 //! The compute thread moves a block's bytes from and to the device between two steps; a separate thread reads
-//! and writes the file. The crate `cache` decides which block goes where. A block stays in memory until it is
-//! written, so it can be fetched in between.
+//! and writes the file. The crate `kv-cache` decides which block goes where. A block stays in memory until it
+//! is written, so it can be fetched in between.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -17,9 +17,9 @@
 //! Commands use `client`, `deployment` and `models`. These modules use `terminal` and `exit`, and no
 //! command.
 //!
-//! This crate does no tensor arithmetic and reads model files through the crates `files` and `model` only.
-//! The other processes are known by their flags, their `ready` line and their HTTP API. Questions are asked
-//! only at a terminal, and no command opens a connection to another host unless its name says so.
+//! This crate does no tensor arithmetic and reads model files through the crates `model-files` and `model`
+//! only. The other processes are known by their flags, their `ready` line and their HTTP API. Questions are
+//! asked only at a terminal, and no command opens a connection to another host unless its name says so.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "only this program and its tests use the items")]
 
