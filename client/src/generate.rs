@@ -1,8 +1,8 @@
 //! Generation of one sequence, sampled as the resident engine samples.
 //!
-//! Seed and position determine each draw, and a pass over the same tokens gives the same logits. So the
-//! answer is that of the resident engine, token for token. Full KV blocks stay in the prefix cache for later
-//! prompts.
+//! Seed and position determine each draw, and a pass over the same tokens gives the same logits. A split
+//! client therefore gives the resident engine's answer, token for token. Full KV blocks stay in the prefix
+//! cache for later prompts.
 //!
 //! A drafter may predict tokens ([`speculative`](crate::speculative)), which are verified together
 //! (`verify`). A draft token is accepted if it is the token sampled at its position. The logits are bit for

@@ -1,9 +1,9 @@
 //! A worker process that computes adapter deltas on one core, through shared memory.
 //!
 //! The worker owns its core and read-only maps of adapters, and makes no decisions. The executor posts slices
-//! on a board. The worker claims one, sums its ranks with the executor's kernels, and publishes the sums in
-//! memory that only it may write. The worker may be killed, stopped and restarted at any time; the executor
-//! takes claimed slices back.
+//! on a board. The worker claims a slice, sums the slice's ranks with the executor's kernels, and publishes
+//! the sums in memory that only it may write. The worker may be killed, stopped and restarted at any time;
+//! the executor takes claimed slices back.
 //!
 //! # Layout
 //!

@@ -89,7 +89,8 @@ struct Traffic {
     failed: AtomicU64,
 }
 
-/// The engine's end of a bridge. Dropping it answers all posted jobs and ends the thread.
+/// The engine's end of a bridge. When the engine drops this end, the bridge answers all posted jobs and the
+/// thread ends.
 #[derive(Debug)]
 pub struct Bridge<W: BridgeMemory> {
     wire: Arc<W>,

@@ -25,7 +25,8 @@ impl Matrix {
         Ok(Self { bytes: DeviceVec::new(cuda, 0)?, rows: 0, width: 0, kind })
     }
 
-    /// Resizes to `rows` rows of `width`. Growth beyond the capacity loses the contents, else bytes are kept.
+    /// Resizes to `rows` rows of `width`. Growth beyond the capacity loses the contents; otherwise all bytes
+    /// stay.
     ///
     /// # Errors
     /// Fails if the device has no free memory.

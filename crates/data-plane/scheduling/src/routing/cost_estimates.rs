@@ -54,7 +54,8 @@ impl<'a> EstimateSelector<'a> {
         Self { fastest: timed.reduce(|fastest, model| judge.faster(fastest, model)), ..judge }
     }
 
-    /// Returns the model to assume for an executor with the estimate `seen`.
+    /// Returns the time model of an executor: that of `seen`, or of the fastest other executor if `seen` is
+    /// old; [`UNSEEN`] unless all executors have timings.
     #[must_use]
     pub fn model(&self, seen: Option<CostEstimate>) -> ServingModel {
         match (seen, self.fastest) {
