@@ -20,8 +20,8 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Creates a generator from a seed that a user chose. The seed is hashed, because users choose neighbouring
-    /// seeds.
+    /// Creates a generator from a seed that a user chose. The seed is hashed, so that neighbouring seeds give
+    /// unrelated numbers.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { start: mix(seed.wrapping_add(GAMMA)) }
