@@ -278,8 +278,8 @@ impl HeadGradient<'_> {
         }
     }
 
-    /// Turns scores of a tile in `weights` into weights, and gradients of the weights in `scores` into those of
-    /// the scores.
+    /// Turns scores of a tile in `weights` into weights, and gradients of the weights in `scores` into those
+    /// of the scores.
     ///
     /// # Safety
     /// Both have `stride` floats for each row of the tile.

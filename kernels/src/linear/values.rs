@@ -300,8 +300,8 @@ pub(super) unsafe fn decode_columns<V: Values, S: Simd>(
     }
 }
 
-/// Decodes sixteen columns of a panel from `first` on, a multiple of sixteen: one vector per *output*. Columns
-/// beyond the end of a row are zeros.
+/// Decodes sixteen columns of a panel from `first` on, a multiple of sixteen: one vector per *output*.
+/// Columns beyond the end of a row are zeros.
 ///
 /// # Safety
 /// The panel exists.

@@ -1,7 +1,7 @@
 //! The state of a deployment, as a gateway reports it to operators (`GET /v1/status`).
 //!
-//! The commands `status`, `ps`, `top`, `slo` and `drain` read the same records that the gateway writes. A field
-//! that an older gateway lacks takes its default. The order of fields is the order in the JSON text.
+//! The commands `status`, `ps`, `top`, `slo` and `drain` read the same records that the gateway writes. A
+//! field that an older gateway lacks takes its default. The order of fields is the order in the JSON text.
 //!
 //! # Layout
 //!

@@ -39,8 +39,8 @@ const RING: usize = DEPTH + AHEAD;
 /// Groups in the ring if one pass over them is all: so few that activations leave them in the cache.
 const SHORT_RING: usize = 4;
 
-/// Maximum number of tiles of rows that use an unpacked panel, and the bytes of the groups that they use in one
-/// span, which stay in the second-level cache.
+/// Maximum number of tiles of rows that use an unpacked panel, and the bytes of the groups that they use in
+/// one span, which stay in the second-level cache.
 const MAX_TILES: usize = 64;
 const SPAN_BYTES: usize = 1200 << 10;
 

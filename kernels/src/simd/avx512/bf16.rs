@@ -277,8 +277,8 @@ pub(crate) unsafe fn floats(even: __m512, odd: __m512, to: *mut u8) {
     });
 }
 
-/// Transposes `P` halves of a tile of sixteen pairs of columns by sixteen outputs. Half `h` of the columns gives
-/// eight rows of tile `h` at `to`: pairs of outputs by sixteen columns.
+/// Transposes `P` halves of a tile of sixteen pairs of columns by sixteen outputs. Half `h` of the columns
+/// gives eight rows of tile `h` at `to`: pairs of outputs by sixteen columns.
 ///
 /// # Safety
 /// `tile` is a tile, and `to` has room for eight rows of each of `P` tiles.

@@ -21,8 +21,8 @@ pub(in crate::linear::bf16) trait PanelTiles: Copy {
     /// Returns the tile of a group as the panel has it, or `None` if the group must be unpacked.
     fn tile(self, panel: usize, group: usize) -> Option<*const u8>;
 
-    /// Writes the tiles of a group of `P` panels to `to`, those that [`PanelTiles::tile`] does not return, and
-    /// prefetches later weights.
+    /// Writes the tiles of a group of `P` panels to `to`, those that [`PanelTiles::tile`] does not return,
+    /// and prefetches later weights.
     ///
     /// # Safety
     /// The set is [`Avx512`], panels and group exist, and `to` has room for the tiles.
@@ -107,8 +107,8 @@ pub(super) struct Bf16;
 /// Weights of 32 or 16 bits.
 pub(super) struct Floats<E>(PhantomData<E>);
 
-/// Prefetches `bytes` that lie `ahead` after `at` in a part of a panel, `len` bytes from `start` on. The end of
-/// the part is followed by that of the panel that is read next, `panels` later.
+/// Prefetches `bytes` that lie `ahead` after `at` in a part of a panel, `len` bytes from `start` on. The end
+/// of the part is followed by that of the panel that is read next, `panels` later.
 #[inline(always)]
 fn prefetch_ahead(
     w: &PackedMatrix,
