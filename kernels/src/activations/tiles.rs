@@ -126,7 +126,7 @@ impl Kernel for RoundToTiles {
 
 // Integers, which the compiler turns into vectors: the instruction of AVX-512 loses subnormal values.
 impl TileRow {
-    /// Rounds 32 columns.
+    /// Rounds 32 columns to bf16.
     #[inline(always)]
     pub(crate) fn round(&mut self, from: &[f32; GROUP]) {
         let mut k = 0;

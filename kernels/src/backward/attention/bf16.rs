@@ -29,7 +29,7 @@ struct HeadMatrices {
     keys: PairTiles,
     keys_transposed: PairTiles,
     values_transposed: PairTiles,
-    /// `[head_dim, tokens]`.
+    /// Gradient sums of the keys, of shape `[head_dim, tokens]`.
     key_sums: Vec<f32>,
     value_sums: Vec<f32>,
     queries: RowTiles,

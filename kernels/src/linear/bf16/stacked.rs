@@ -102,7 +102,7 @@ struct DecodeOutputs<'a, V> {
     w: &'a PackedMatrix,
     /// The panel of the outputs.
     outputs: usize,
-    /// The first input.
+    /// Index of the first input.
     inputs: usize,
     to: *mut f32,
     values: PhantomData<V>,
