@@ -67,7 +67,7 @@ use self::{
     event::{ConnectionId, EngineEvent},
     layers::LayerService,
     model_runner::ModelRunner,
-    output_queues::Outboxes,
+    output_queues::OutputQueues,
     queues::Queues,
     sequence::Sequence,
 };
@@ -113,7 +113,7 @@ pub struct Engine<P: ForwardPass> {
     tiers: AdapterTiers<P::Adapter>,
     kv: Cache,
     below: KvOffload,
-    outboxes: Outboxes,
+    outboxes: OutputQueues,
     watchers: BlockWatchers,
     drafts: Drafts,
     grammars: Option<GrammarWorkers>,
@@ -150,7 +150,7 @@ impl<P: ForwardPass> Engine<P> {
                 ..kv_cache::CacheSettings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
             }),
             below: KvOffload::default(),
-            outboxes: Outboxes::default(),
+            outboxes: OutputQueues::default(),
             watchers: BlockWatchers::default(),
             drafts: Drafts::default(),
             grammars: None,

@@ -29,7 +29,7 @@ use std::{path::Path, sync::Arc};
 use client::{
     masking::{
         Masking, RowProtection,
-        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        one_time_pads::{Pads, maker::PadGenerator, pool::PadPool},
         secret_sharing::SecondExecutor,
     },
     text::Text,
@@ -126,7 +126,7 @@ impl VictimClient {
 fn pads(directory: &Path) -> Pads {
     let mut own = SiteModel::open(&real_model(), &[]).unwrap();
     own.commit();
-    let maker = PadMaker::new(Box::new(own), 2 << 30);
+    let maker = PadGenerator::new(Box::new(own), 2 << 30);
     let pool = PadPool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap();
     Pads::new(pool, Some(maker))
 }

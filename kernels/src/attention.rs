@@ -27,18 +27,18 @@
 //! - `append`: writes keys and values to blocks.
 //! - `attend`: computes attention from blocks.
 //! - `sum`: the running softmax sum of a query.
-//! - `tamed`: rounding to the bf16 values that attention multiplies.
+//! - `bf16_rounding`: rounding to the bf16 values that attention multiplies.
 //! - `bf16`: keys and values in bf16, multiplied by the matrix unit or by vectors with the same bits.
 //! - `share`: splits long contexts of few queries among threads.
 
 mod append;
 mod attend;
 mod bf16;
+mod bf16_rounding;
 mod kv_dtype;
 mod layout;
 mod share;
 mod sum;
-mod tamed;
 
 use std::{io, marker::PhantomData, sync::Arc};
 

@@ -124,7 +124,7 @@ pub enum PeerAccess {
 
 /// Content of a dropped region while other processes still have its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Remains {
+enum AfterDrop {
     /// The contents remain as long as a process has the descriptor.
     Memory,
     /// Only the size remains; a read finds zeros.
@@ -137,7 +137,7 @@ pub struct Region {
     mapping: Mapping,
     fd: OwnedFd,
     access: Access,
-    remains: Remains,
+    remains: AfterDrop,
 }
 
 impl Region {
@@ -153,7 +153,7 @@ impl Region {
             PeerAccess::ReadWrite => FIXED_SIZE,
         };
         fs::fcntl_add_seals(&fd, seals).map_err(|errno| RegionError::Seal(errno.into()))?;
-        Ok(Self { mapping, fd, access: Access::ReadWrite, remains: Remains::Memory })
+        Ok(Self { mapping, fd, access: Access::ReadWrite, remains: AfterDrop::Memory })
     }
 
     /// Returns the memory to the system at drop, even if other processes keep the descriptor: their later
@@ -161,7 +161,7 @@ impl Region {
     /// that keeps peers from writing also prevents this release.
     #[must_use]
     pub fn emptied_when_dropped(mut self) -> Self {
-        self.remains = Remains::Nothing;
+        self.remains = AfterDrop::Nothing;
         self
     }
 
@@ -173,7 +173,7 @@ impl Region {
         }
         let bytes = checked_bytes(fd.as_fd(), bytes, LINE_BYTES)?;
         let mapping = Mapping::of_region(fd.as_fd(), bytes, access)?;
-        Ok(Self { mapping, fd, access, remains: Remains::Memory })
+        Ok(Self { mapping, fd, access, remains: AfterDrop::Memory })
     }
 
     /// Gives up write access, for a region that was made for a peer to write.
@@ -221,7 +221,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.remains == Remains::Nothing {
+        if self.remains == AfterDrop::Nothing {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // A page that lies only partly in the hole would stay allocated.
             let bytes = self.bytes().next_multiple_of(rustix::param::page_size()) as u64;

@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 use super::event::{ConnectionId, RequestKey};
 
 #[derive(Debug)]
-struct Outbox {
+struct OutputQueue {
     queue: mpsc::Sender<ToGateway>,
     outputs: Vec<Output>,
     /// Replies to calls, sent after the outputs, so that an adapter's last output precedes its unloading.
     answers: Vec<ToGateway>,
 }
 
-impl Outbox {
+impl OutputQueue {
     /// Sends all messages without waiting; returns false if the queue is full or closed.
     fn flush(&mut self) -> bool {
         let outputs = std::mem::take(&mut self.outputs);
@@ -25,13 +25,13 @@ impl Outbox {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Outboxes {
-    open: BTreeMap<ConnectionId, Outbox>,
+pub(super) struct OutputQueues {
+    open: BTreeMap<ConnectionId, OutputQueue>,
 }
 
-impl Outboxes {
+impl OutputQueues {
     pub(super) fn open(&mut self, connection: ConnectionId, queue: mpsc::Sender<ToGateway>) {
-        self.open.insert(connection, Outbox { queue, outputs: Vec::new(), answers: Vec::new() });
+        self.open.insert(connection, OutputQueue { queue, outputs: Vec::new(), answers: Vec::new() });
     }
 
     pub(super) fn close(&mut self, connection: ConnectionId) {
@@ -52,7 +52,7 @@ impl Outboxes {
     /// Sends provisional tokens at once. Drops them if the gateway is gone, or if its queue is half full, to
     /// leave capacity for outputs.
     pub(super) fn send_provisional(&self, to: RequestKey, output: Output) {
-        if let Some(Outbox { queue, .. }) = self.open.get(&to.connection)
+        if let Some(OutputQueue { queue, .. }) = self.open.get(&to.connection)
             && queue.capacity() > queue.max_capacity() / 2
         {
             let _ = queue.try_send(ToGateway::Outputs(vec![output]));

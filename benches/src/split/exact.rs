@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use client::{
     masking::{
         Direction, Exact, Masking, RowProtection,
-        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        one_time_pads::{Pads, maker::PadGenerator, pool::PadPool},
         secret_sharing::SecondExecutor,
         verify::Verifier,
     },
@@ -156,7 +156,7 @@ impl MaskingMaterial {
         let mut base = SiteModel::open(&config.model, &[]).context("no weights to make pads of")?;
         base.commit();
         let verifier = Verifier::new(&mut base, &mut |_, _| {}).context("answers cannot be checked")?;
-        let mut maker = PadMaker::new(Box::new(base), POOL_BYTES);
+        let mut maker = PadGenerator::new(Box::new(base), POOL_BYTES);
         let folder = tempfile::tempdir().context("no folder for pads")?;
         let mut pool = PadPool::create(&folder.path().join("pads"), maker.commitment()?, &maker.shapes())?;
         let made = (0..config.runs).map(|_| make(&mut maker, &mut pool)).collect::<Result<_>>()?;
@@ -173,7 +173,7 @@ impl MaskingMaterial {
 }
 
 /// Makes the pads of a turn and returns the tokens per second.
-fn make(maker: &mut PadMaker, pool: &mut PadPool) -> Result<f64> {
+fn make(maker: &mut PadGenerator, pool: &mut PadPool) -> Result<f64> {
     let tokens = PROMPT + TOKENS + 2 * WARMING;
     let begun = Instant::now();
     maker.prepare(pool, tokens as u64, &[Direction::Forward], &mut |_, _| {}).context("no pads")?;

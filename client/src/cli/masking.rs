@@ -13,7 +13,7 @@ use super::{
 use crate::{
     masking::{
         Exact, Masking, NoiseSettings, RowProtection,
-        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        one_time_pads::{Pads, maker::PadGenerator, pool::PadPool},
         secret_sharing::SecondExecutor,
         verify::Verifier,
     },
@@ -185,7 +185,7 @@ impl ProtectionArguments {
             None | Some(PadExhaustion::Refuse) => None,
             Some(PadExhaustion::Wait) => {
                 let base = pads::own_weights(rent.model(), "--pads-empty wait", &[], terminal)?;
-                Some(PadMaker::new(Box::new(base), self.pads.most_bytes()))
+                Some(PadGenerator::new(Box::new(base), self.pads.most_bytes()))
             }
         };
         Ok(Pads::new(pool, maker))

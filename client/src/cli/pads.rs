@@ -15,7 +15,7 @@ use crate::{
     error::CallError,
     masking::{
         Direction,
-        one_time_pads::{maker::PadMaker, pool::PadPool},
+        one_time_pads::{maker::PadGenerator, pool::PadPool},
     },
 };
 use model::linear_sites::SiteId;
@@ -126,7 +126,7 @@ fn prepare(arguments: &PreparePads, terminal: Terminal) -> Result<(), CliError> 
     crate::secrets::keep_memory_private()?;
     // No request waits for this process, so it may use all cores.
     let base = own_weights(Some(&arguments.model), "this", &all_cores(), terminal)?;
-    let mut maker = PadMaker::new(Box::new(base), arguments.pads.most_bytes());
+    let mut maker = PadGenerator::new(Box::new(base), arguments.pads.most_bytes());
     let pool = PadPool::create(&arguments.pads.directory()?, maker.commitment()?, &maker.shapes());
     let mut pool = pool.map_err(CallError::from)?;
     let directions: &[Direction] =

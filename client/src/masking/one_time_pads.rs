@@ -28,7 +28,7 @@ use shmproto::layer::{RowSource, SiteOp, seeded_rows};
 use zeroize::Zeroize as _;
 
 use self::{
-    maker::PadMaker,
+    maker::PadGenerator,
     pool::{PadPool, PadShape, PoolError, TakenPads},
 };
 use super::{
@@ -51,7 +51,7 @@ const FILLED_ROWS: u64 = 16;
 #[derive(Clone)]
 pub struct Pads {
     pool: Arc<Mutex<PadPool>>,
-    maker: Option<Arc<Mutex<PadMaker>>>,
+    maker: Option<Arc<Mutex<PadGenerator>>>,
 }
 
 impl fmt::Debug for Pads {
@@ -63,7 +63,7 @@ impl fmt::Debug for Pads {
 impl Pads {
     /// Uses the pads of `pool`. If too few are left, `maker` makes some during the call, or the call fails.
     #[must_use]
-    pub fn new(pool: PadPool, maker: Option<PadMaker>) -> Self {
+    pub fn new(pool: PadPool, maker: Option<PadGenerator>) -> Self {
         let maker = maker.map(|maker| Arc::new(Mutex::new(maker)));
         Self { pool: Arc::new(Mutex::new(pool)), maker }
     }

@@ -14,7 +14,7 @@ use client::{
     generate::GenerateRequest,
     masking::{
         CallSite, Direction, Exact, Mask, Masking, RowProtection,
-        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        one_time_pads::{Pads, maker::PadGenerator, pool::PadPool},
         verify::Verifier,
     },
     session::Session,
@@ -102,7 +102,7 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
     let (path, directory) = (real_model(), tempfile::tempdir().unwrap());
     let executor = committed_executor(&path);
     let verifier = Arc::new(Verifier::new(&mut own(&path), &mut |_, _| {}).unwrap());
-    let mut maker = PadMaker::new(Box::new(own(&path)), 1 << 30);
+    let mut maker = PadGenerator::new(Box::new(own(&path)), 1 << 30);
     let mut pool = PadPool::create(directory.path(), maker.commitment().unwrap(), &maker.shapes()).unwrap();
     let begun = Instant::now();
     maker.prepare(&mut pool, 16, &[Direction::Forward], &mut |_, _| {}).unwrap();

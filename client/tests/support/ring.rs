@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use client::{
     masking::{
         Masking, RowProtection,
-        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        one_time_pads::{Pads, maker::PadGenerator, pool::PadPool},
         secret_sharing::SecondExecutor,
     },
     transport::{Connect, loopback::Loopback},
@@ -66,8 +66,8 @@ pub fn ring_executor(path: &Path) -> Loopback {
     base.executor(is_exact)
 }
 
-pub fn maker(path: &Path, most_bytes: u64) -> PadMaker {
-    PadMaker::new(Box::new(ModularTestBase::new(path).0), most_bytes)
+pub fn maker(path: &Path, most_bytes: u64) -> PadGenerator {
+    PadGenerator::new(Box::new(ModularTestBase::new(path).0), most_bytes)
 }
 
 pub fn pool(path: &Path, directory: &Path) -> PadPool {

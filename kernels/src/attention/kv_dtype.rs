@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{layout::KvPrecision, tamed};
+use super::{bf16_rounding, layout::KvPrecision};
 use crate::{buffer::Pod, element::Element, simd::Simd};
 
 /// Largest magnitude of a quantized byte.
@@ -77,7 +77,7 @@ impl KvPrecision {
         match self {
             Self::F32 => (),
             Self::F16 => head.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
-            Self::Bf16 => head.iter_mut().for_each(|x| *x = tamed::round(*x)),
+            Self::Bf16 => head.iter_mut().for_each(|x| *x = bf16_rounding::round(*x)),
             Self::Int8 => {
                 let (scale, inverse) = scale(head.iter().fold(0.0, |largest, x| x.abs().max(largest)));
                 head.iter_mut().for_each(|x| *x = (*x * inverse).round_ties_even() * scale);

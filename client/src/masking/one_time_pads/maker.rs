@@ -29,19 +29,19 @@ const CHUNK_ROWS: u64 = 64;
 const MADE_AHEAD: usize = 32;
 
 /// Maker of pads, with the client's own weights.
-pub struct PadMaker {
+pub struct PadGenerator {
     base: Box<dyn EvaluateSites + Send>,
     /// Maximum bytes of pads that a pool holds.
     most_bytes: u64,
 }
 
-impl fmt::Debug for PadMaker {
+impl fmt::Debug for PadGenerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Maker").field("most_bytes", &self.most_bytes).finish_non_exhaustive()
     }
 }
 
-impl PadMaker {
+impl PadGenerator {
     /// Makes a maker with this process's own weights; [`prepare`](Self::prepare) lets pools grow to
     /// `most_bytes` at most.
     #[must_use]

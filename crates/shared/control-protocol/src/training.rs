@@ -147,12 +147,12 @@ pub struct TrainingPlan {
     /// Names of fields of the data that training ignores, such as `messages[].id`.
     pub unread_fields: Vec<String>,
     /// The beginning of the first example, token by token.
-    pub sample: Vec<LearnedText>,
+    pub sample: Vec<ExampleToken>,
 }
 
 /// A token of an example.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct LearnedText {
+pub struct ExampleToken {
     /// Text of the token, in which a part of a character is U+FFFD.
     pub text: String,
     /// Weight with which the token is learned; 0 if it is only shown to the model.

@@ -42,7 +42,7 @@ use serde_json::{Value, json};
 
 use self::{
     digits::{NumberLength, TokensByFirstByte},
-    matcher::Specials,
+    matcher::SpecialTokenMode,
 };
 pub use self::{
     gbnf::GbnfError,
@@ -311,8 +311,11 @@ impl Grammars {
             }
         }
         let numbers = grammar.grammars.iter().any(may_have_json).then(NumberLength::default);
-        let specials =
-            if grammar.grammars.iter().any(may_name_tokens) { Specials::Named } else { Specials::None };
+        let specials = if grammar.grammars.iter().any(may_name_tokens) {
+            SpecialTokenMode::Named
+        } else {
+            SpecialTokenMode::None
+        };
         let parser = self.on_a_deep_stack(|factory| factory.create_parser(grammar))?;
         let parser = parser.map_err(|error| GrammarError::Refused(words_of(&error)))?;
         let bytes = BYTES_PER_SOURCE_BYTE * source.len() + parser.parser.lexer_stats().num_bytes;

@@ -3,8 +3,8 @@
 use crate::{
     attention::{
         append::Append,
+        bf16_rounding::to_bf16,
         layout::{BLOCK_TOKENS, MAX_HEAD_DIM},
-        tamed::to_bf16,
     },
     simd::{Kernel, Simd},
 };

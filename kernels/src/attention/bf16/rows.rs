@@ -5,9 +5,9 @@ use std::{mem::MaybeUninit, ops::Range};
 use crate::{
     attention::{
         attend::{Attend, SEGMENT, SPAN},
+        bf16_rounding::to_bf16,
         layout::{BLOCK_TOKENS, MAX_HEAD_DIM},
         sum::SoftmaxSum,
-        tamed::to_bf16,
     },
     simd::{GROUP, LANES},
 };

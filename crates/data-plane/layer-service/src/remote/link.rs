@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::send_queue::Outbox;
+use super::send_queue::SendQueue;
 
 /// Time limit for the last message.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(super) enum Reading {
 pub(super) struct ZmtpLink<S> {
     stream: S,
     zmtp: ZmtpServer,
-    pub(super) outbox: Outbox,
+    pub(super) outbox: SendQueue,
     /// Whether written bytes may still be in a buffer of the stream.
     is_unflushed: bool,
     heard_at: Instant,
@@ -55,7 +55,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpLink<S> {
         Self {
             stream,
             zmtp: ZmtpServer::new(limits, AcceptedMechanisms::Either),
-            outbox: Outbox::default(),
+            outbox: SendQueue::default(),
             is_unflushed: false,
             heard_at: Instant::now(),
             stuck_since: None,

@@ -32,13 +32,13 @@ impl OutgoingMessage {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct SendQueue {
     messages: VecDeque<OutgoingMessage>,
     /// Written bytes of the first message.
     written: usize,
 }
 
-impl Outbox {
+impl SendQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }

@@ -11,7 +11,7 @@ use super::{
     invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredBias, StoredFactors, StoredMatrix, StoredModule},
-    modules_to_save::{SAVED, SavedModules, Tying},
+    modules_to_save::{EmbeddingTying, SAVED, SavedModules},
     options::{ConfigOptions, Task, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
@@ -61,15 +61,16 @@ enum Scaling {
 pub(super) struct BaseShape {
     pub(super) layers: usize,
     pub(super) vocab_size: usize,
-    pub(super) tying: Tying,
+    pub(super) tying: EmbeddingTying,
 }
 
 impl BaseShape {
     /// No particular base, so every layer and token is accepted.
-    pub(super) const ANY: Self = Self { layers: usize::MAX, vocab_size: usize::MAX, tying: Tying::Apart };
+    pub(super) const ANY: Self =
+        Self { layers: usize::MAX, vocab_size: usize::MAX, tying: EmbeddingTying::Apart };
 
     pub(super) fn of(model: &ModelConfig) -> Self {
-        let tying = if model.tied_head { Tying::Tied } else { Tying::Apart };
+        let tying = if model.tied_head { EmbeddingTying::Tied } else { EmbeddingTying::Apart };
         Self { layers: model.layers, vocab_size: model.vocab_size, tying }
     }
 }

@@ -28,13 +28,16 @@ pub(super) struct SavedModules {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tying {
+pub(super) enum EmbeddingTying {
     Tied,
     Apart,
 }
 
 impl SavedModules {
-    pub(super) fn from_options(options: &mut ConfigOptions<'_>, tying: Tying) -> Result<Self, AdapterError> {
+    pub(super) fn from_options(
+        options: &mut ConfigOptions<'_>,
+        tying: EmbeddingTying,
+    ) -> Result<Self, AdapterError> {
         let mut saved = Self::default();
         for name in options.list(SAVED)? {
             if is_tail(EMBEDDING, &name) {
@@ -50,7 +53,7 @@ impl SavedModules {
             }
         }
         // Without saved modules `refuse_the_rest` sees the option, because PEFT ties low-rank factors.
-        if saved.is_any() && options.flag(TIED)? && tying == Tying::Tied {
+        if saved.is_any() && options.flag(TIED)? && tying == EmbeddingTying::Tied {
             saved = Self { embedding: true, head: true };
         }
         Ok(saved)

@@ -10,7 +10,7 @@ use client::cli::{
     remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
-use control_protocol::training::{LearnedText, RunResult, TrainingEvent};
+use control_protocol::training::{ExampleToken, RunResult, TrainingEvent};
 use model::{
     adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
@@ -265,7 +265,7 @@ struct AboutData {
     kind: DataKind,
     unread_fields: Vec<String>,
     /// The first example, if the plan is all that the command prints.
-    sample: Vec<LearnedText>,
+    sample: Vec<ExampleToken>,
 }
 
 impl AboutData {
@@ -282,7 +282,7 @@ const MAX_SAMPLE_TOKENS: usize = 2048;
 const MAX_TOKENS_PER_CHARACTER: usize = 4;
 
 /// Returns the tokens of the first example, or of the first pair's better answer, with their weights.
-fn learned_sample(items: &DataItems, tokenizer: &Tokenizer) -> Vec<LearnedText> {
+fn learned_sample(items: &DataItems, tokenizer: &Tokenizer) -> Vec<ExampleToken> {
     let example = match items {
         DataItems::Examples(examples) => examples.first(),
         DataItems::Pairs(pairs) => pairs.first().map(|pair| &pair.chosen),
@@ -301,7 +301,7 @@ fn learned_sample(items: &DataItems, tokenizer: &Tokenizer) -> Vec<LearnedText> 
             true => text.clear(),
             false => pending.clear(),
         }
-        LearnedText { text, weight }
+        ExampleToken { text, weight }
     };
     tokens.iter().zip(weights).take(MAX_SAMPLE_TOKENS).map(text).collect()
 }

@@ -67,12 +67,12 @@ pub struct Matcher {
     beginnings: Arc<TokensByFirstByte>,
     /// Counts digits of the answer's numbers if the grammar may contain JSON.
     numbers: Option<NumberLength>,
-    specials: Specials,
+    specials: SpecialTokenMode,
 }
 
 /// Special tokens in an answer. The library treats them as text where a grammar says `~`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Specials {
+pub(super) enum SpecialTokenMode {
     /// The grammar names some special tokens.
     Named,
     /// The answer may contain only special tokens that end it.
@@ -92,7 +92,7 @@ impl Matcher {
         end_tokens: Arc<[u32]>,
         bytes: usize,
         beginnings: Arc<TokensByFirstByte>,
-        (numbers, specials): (Option<NumberLength>, Specials),
+        (numbers, specials): (Option<NumberLength>, SpecialTokenMode),
     ) -> Self {
         Self { inner, end_tokens, bytes, beginnings, numbers, specials }
     }
@@ -134,14 +134,14 @@ impl Matcher {
         let may_end = self.inner.is_stopped() || self.may_end();
         let kept = if may_end { &self.end_tokens[..] } else { &[] };
         match self.specials {
-            Specials::None => self.beginnings.leave_text(&mut set.words, kept),
-            Specials::Named if !may_end => {
+            SpecialTokenMode::None => self.beginnings.leave_text(&mut set.words, kept),
+            SpecialTokenMode::Named if !may_end => {
                 for token in self.end_tokens.iter().filter(|&&token| set.contains(token)).collect::<Vec<_>>()
                 {
                     set.words[*token as usize / 32] &= !(1 << (token % 32));
                 }
             }
-            Specials::Named => {}
+            SpecialTokenMode::Named => {}
         }
     }
 

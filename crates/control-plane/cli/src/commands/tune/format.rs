@@ -1,7 +1,7 @@
 //! Formats the plan, progress and result of a training run for people.
 
 use control_protocol::training::{
-    Correctness, LearnedText, LearningRateCurve, RunResult, StepReport, TrainingEvent, TrainingPlan,
+    Correctness, ExampleToken, LearningRateCurve, RunResult, StepReport, TrainingEvent, TrainingPlan,
     rollout::RewardReport,
 };
 
@@ -62,9 +62,9 @@ const BETWEEN_TOKENS: &str = "\u{2502}";
 
 /// Formats an example token by token: what is learned is green, and in brackets; what has a negative weight
 /// is red, and in `[-` and `-]`.
-pub(super) fn sample(ink: TextStyle, sample: &[LearnedText]) -> String {
+pub(super) fn sample(ink: TextStyle, sample: &[ExampleToken]) -> String {
     let runs = sample.chunk_by(|one, next| one.weight.total_cmp(&0.0) == next.weight.total_cmp(&0.0));
-    let run = |run: &[LearnedText]| {
+    let run = |run: &[ExampleToken]| {
         let tokens: Vec<String> = run.iter().map(|token| printable(&token.text)).collect();
         let text = tokens.join(BETWEEN_TOKENS);
         match run[0].weight {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn an_example_shows_its_tokens_and_which_are_learned() {
-        let token = |text: &str, weight| LearnedText { text: text.to_owned(), weight };
+        let token = |text: &str, weight| ExampleToken { text: text.to_owned(), weight };
         let shown =
             [token("Hi", 0.0), token(" ", 0.0), token("\u{1b}Yes", 2.0), token("!", 0.5), token("No", -1.0)];
         assert_eq!(sample(TextStyle::None, &shown), "Hi\u{2502} [Yes\u{2502}!][-No-]");

@@ -7,7 +7,7 @@ use super::{
     plan::{BaseProcesses, CommandSpecs},
     process::ProcessRole,
     restart::RestartCounter,
-    supervised::{BaseWish, ProcessChange, ProcessState, SupervisedProcess, next_of},
+    supervised::{BaseTargetState, ProcessChange, ProcessState, SupervisedProcess, next_of},
 };
 use crate::deployment::config::RestartPolicy;
 
@@ -62,7 +62,7 @@ impl Processes {
 
     /// Starts the gateway, and the executors of bases that are awake.
     pub(crate) fn start_needed(&mut self, log: &LogSink) -> Result<(), UpError> {
-        let awake = |executor: &&mut SupervisedProcess| executor.wish == BaseWish::Awake;
+        let awake = |executor: &&mut SupervisedProcess| executor.wish == BaseTargetState::Awake;
         self.executors.iter_mut().filter(awake).try_for_each(|executor| executor.start(log))?;
         self.gateway.start(log)
     }
@@ -70,7 +70,7 @@ impl Processes {
     /// Returns the roles of the trainer, and of the workers of bases that are awake.
     pub(crate) fn helpers(&self) -> Vec<ProcessRole> {
         let helpers = self.trainer.iter().chain(&self.workers);
-        helpers.filter(|managed| managed.wish == BaseWish::Awake).map(|managed| managed.role).collect()
+        helpers.filter(|managed| managed.wish == BaseTargetState::Awake).map(|managed| managed.role).collect()
     }
 
     /// Ends the processes of a base.
@@ -84,7 +84,7 @@ impl Processes {
     /// Notes that the processes of a base are to run; [`Self::due_to_wake`] says when.
     pub(crate) fn wake(&mut self, base: &str) {
         for role in self.roles_of(base) {
-            self.of(role).wish = BaseWish::Awake;
+            self.of(role).wish = BaseTargetState::Awake;
         }
         self.tell_gateway();
     }
@@ -101,7 +101,8 @@ impl Processes {
 
     /// True if no process of any base has to run.
     fn all_sleep(&self) -> bool {
-        !self.executors.is_empty() && self.executors.iter().all(|executor| executor.wish == BaseWish::Asleep)
+        !self.executors.is_empty()
+            && self.executors.iter().all(|executor| executor.wish == BaseTargetState::Asleep)
     }
 
     fn roles_of(&self, base: &str) -> Vec<ProcessRole> {
@@ -114,7 +115,7 @@ impl Processes {
     fn tell_gateway(&mut self) {
         let sleeps = |base: &&BaseProcesses| {
             let first = base.executors.first().map(|instance| &self.executors[instance.index]);
-            first.is_some_and(|executor| executor.wish == BaseWish::Asleep)
+            first.is_some_and(|executor| executor.wish == BaseTargetState::Asleep)
         };
         let asleep: Vec<&str> = self.bases.iter().filter(sleeps).map(|base| base.name.as_str()).collect();
         let asleep = asleep.join(",");

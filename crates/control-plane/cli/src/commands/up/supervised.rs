@@ -31,7 +31,7 @@ pub(crate) struct SupervisedProcess {
     pub(crate) deaths: RestartCounter,
     pub(crate) experience: ReadyHistory,
     /// Whether the gateway wants the process's base to be awake.
-    pub(crate) wish: BaseWish,
+    pub(crate) wish: BaseTargetState,
     /// Reason for which the supervisor killed the process.
     killed_for: Option<String>,
 }
@@ -51,7 +51,7 @@ pub(crate) enum ProcessState {
 
 /// Whether the base of a process is awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BaseWish {
+pub(crate) enum BaseTargetState {
     Awake,
     Asleep,
 }
@@ -86,7 +86,7 @@ impl SupervisedProcess {
             state: ProcessState::Waiting,
             deaths,
             experience: ReadyHistory::None,
-            wish: BaseWish::Awake,
+            wish: BaseTargetState::Awake,
             killed_for: None,
         }
     }
@@ -141,7 +141,7 @@ impl SupervisedProcess {
 
     /// Ends the process because its base sleeps.
     pub(crate) fn fall_asleep(&mut self) {
-        self.wish = BaseWish::Asleep;
+        self.wish = BaseTargetState::Asleep;
         match self.state {
             ProcessState::Running(..) => self.terminate(),
             _ => self.state = ProcessState::Asleep,
@@ -150,7 +150,7 @@ impl SupervisedProcess {
 
     /// True if the process does not run, and its base is to be awake.
     pub(crate) fn is_due_to_wake(&self) -> bool {
-        self.wish == BaseWish::Awake && matches!(self.state, ProcessState::Asleep)
+        self.wish == BaseTargetState::Awake && matches!(self.state, ProcessState::Asleep)
     }
 
     pub(crate) fn process_id(&self) -> Option<u32> {

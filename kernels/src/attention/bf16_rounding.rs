@@ -9,8 +9,8 @@ const SMALLEST: u32 = (127 - 54) << 23;
 pub(super) fn to_bf16(x: f32) -> u16 {
     let (sign, magnitude) = (x.to_bits() & 0x8000_0000, x.to_bits() & 0x7fff_ffff);
     let nearest = magnitude + 0x7fff + (magnitude >> 16 & 1);
-    let tamed = if nearest < SMALLEST { 0 } else { nearest };
-    let kept = if magnitude > 0x7f80_0000 { 0x7fc0_0000 } else { tamed };
+    let rounded = if nearest < SMALLEST { 0 } else { nearest };
+    let kept = if magnitude > 0x7f80_0000 { 0x7fc0_0000 } else { rounded };
     ((sign | kept) >> 16) as u16
 }
 
