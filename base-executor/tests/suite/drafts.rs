@@ -178,7 +178,13 @@ async fn preempted_and_cold_requests_have_the_same_answers_beside_a_draft() {
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
     loaded(&mut gateway, &place, "same").await;
-    assert_eq!(together(&mut gateway, &asks(1, adapter)).await, wanted);
+    // Whether a draft is worth its time depends on measured times, so a round may have none that is accepted.
+    for first in (1..).step_by(100).take(10) {
+        assert_eq!(together(&mut gateway, &asks(first, adapter)).await, wanted);
+        if gateway.stats().await.speculation.model_accepted > 0 {
+            break;
+        }
+    }
     let Stats { speculation, preemptions, cold_starts, .. } = gateway.stats().await;
     assert!(speculation.model_accepted > 0, "{speculation:?}");
     assert!(preemptions > 0 && cold_starts > 0, "{preemptions} gave way, {cold_starts} were cold");

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use super::{
     super::stacked::{GROUP_PANELS, StackedParts},
-    weights::{PanelTiles, TilePacking as _, with_packing},
+    weights::{PanelTiles, TilePacking, with_packing},
 };
 use crate::{
     linear::pack::PackedMatrix,
@@ -51,28 +51,33 @@ impl<const P: usize> Kernel for Transpose<'_, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        with_packing!(self.w.packing(), T => self.panels::<T>());
+    }
+}
+
+impl<const P: usize> Transpose<'_, P> {
+    #[inline(always)]
+    fn panels<T: TilePacking>(self) {
         let Self { w, first, columns, to } = self;
         let mut scratch = TileScratch(MaybeUninit::uninit());
         let unpacked = scratch.0.as_mut_ptr().cast::<u8>();
-        with_packing!(w.packing(), T => {
-            for side in 0..GROUP_PANELS {
-                let (panel, to) = (first + side, to.wrapping_add(side * PANEL_BYTES));
-                T::prefetch_group(w, panel + GROUP_PANELS, columns);
-                // SAFETY: the caller of `unpack` guarantees the group and the room; a panel that exists is unpacked.
-                unsafe {
-                    if panel < w.panels() {
-                        let tile = T::tile(w, panel, columns);
-                        if tile.is_none() {
-                            T::unpack(w, panel, columns, unpacked);
-                        }
-                        bf16::transpose::<P>(tile.unwrap_or(unpacked), to);
-                    } else {
-                        for tile in 0..P {
-                            to.add(tile * TILE_BYTES).write_bytes(0, PANEL_BYTES);
-                        }
+        for side in 0..GROUP_PANELS {
+            let (panel, to) = (first + side, to.wrapping_add(side * PANEL_BYTES));
+            T::prefetch_group(w, panel + GROUP_PANELS, columns);
+            // SAFETY: the caller of `unpack` guarantees the group and the room; a panel that exists is unpacked.
+            unsafe {
+                if panel < w.panels() {
+                    let tile = T::tile(w, panel, columns);
+                    if tile.is_none() {
+                        T::unpack(w, panel, columns, unpacked);
+                    }
+                    bf16::transpose::<P>(tile.unwrap_or(unpacked), to);
+                } else {
+                    for tile in 0..P {
+                        to.add(tile * TILE_BYTES).write_bytes(0, PANEL_BYTES);
                     }
                 }
             }
-        });
+        }
     }
 }
