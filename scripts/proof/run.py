@@ -14,7 +14,7 @@ from proof.claim import NOT_HERE, REPRODUCED
 from proof.commands import CommandError, Tools
 
 RECORDS = ROOT / "docs/proof/claims"
-# What may change without another figure.
+# Paths whose changes alter no figure, so that a record stays valid.
 ELSEWHERE = (":!docs", ":!scripts", ":!tests/scripts", ":!*.md")
 
 
