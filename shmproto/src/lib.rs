@@ -11,6 +11,7 @@
 //! - [`board`]: jobs of the executor for its workers, one to many.
 //! - [`layer`]: messages between a split client and the executor: calls, replies, control messages.
 //! - [`channel`]: carries calls on one host through two rings and a slab in one region.
+//! - [`group`]: calls of an executor to the other processes of its device group.
 //! - [`remote_executor`]: requests of a gateway to an executor on another host, before the tunnel.
 //! - [`zmtp`]: carries calls between hosts by ZeroMQ's wire protocol, bounded, without sockets.
 //! - [`file`]: read-only maps of regular files that other processes may write.
@@ -30,6 +31,7 @@ pub mod codec;
 pub mod fd_passing;
 pub mod file;
 mod futex;
+pub mod group;
 pub mod image;
 pub mod layer;
 mod memory;

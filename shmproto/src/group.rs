@@ -1,0 +1,218 @@
+//! A device group: one base over several processes of a host, in one region of shared memory.
+//!
+//! The leader is the executor that runs the forward pass. Each member holds a part of the weights. For a call
+//! the leader writes rows into the area of inputs and posts the call; each member writes its outputs into an
+//! area of its own. A gradient is a sum over outputs, so it is passed on: the sums so far lie in the area of
+//! inputs, and each member waits for the one before it, adds its own and hands the sums on.
+//!
+//! Leader and members are one program of one user, and the leader starts the members. A group lives and dies
+//! as one: the end of any process ends all of them.
+//!
+//! # Layout
+//!
+//! - [`GroupLeader`] and [`GroupMember`]: the two kinds of ends.
+//! - [`startup`]: the messages that start a member, over a socket.
+//! - `signal`: counts that the other side waits for. `layout`: offsets in the region. `memory`: the region,
+//!   or the heap, as atomics.
+//!
+//! # Principles
+//!
+//! - All memory is allocated when the group is made.
+//! - A member checks each call against its own geometry before it touches an area.
+//! - A release and the acquire that pairs with it carry the same `SYNC POINT` name.
+//!
+//! `docs/PROTOCOL.md` draws the region byte by byte.
+
+use thiserror::Error;
+
+use crate::layer::{HeaderError, SiteOp, SitePath};
+use crate::region::RegionError;
+
+mod layout;
+mod leader;
+mod member;
+mod memory;
+mod signal;
+pub mod startup;
+
+pub use layout::{DEPTH, LAYOUT_HASH};
+pub use leader::GroupLeader;
+pub use member::{GroupMember, JoinGroupError};
+
+/// Maximum number of members of a group besides the leader.
+pub const MAX_MEMBERS: u32 = 15;
+
+/// Unit of an area's size and of a call's places in an area, in values: a cache line.
+pub const PLACE_VALUES: usize = 16;
+
+/// Division of the weights among the devices of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightSplit {
+    /// Each device holds some outputs of every linear group (tensor parallelism).
+    Outputs,
+    /// Each device holds some blocks, in order.
+    Layers,
+}
+
+impl WeightSplit {
+    /// Returns the code of the split in messages.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Outputs => 0,
+            Self::Layers => 1,
+        }
+    }
+
+    /// Returns the split with this code.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        [Self::Outputs, Self::Layers].into_iter().find(|split| split.code() == code)
+    }
+}
+
+/// Sizes of a group, agreed by all ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupGeometry {
+    /// Number of members besides the leader.
+    pub members: u32,
+    /// Number of values in the area of inputs: a multiple of [`PLACE_VALUES`].
+    pub input_values: usize,
+    /// Number of values in each member's area of outputs: a multiple of [`PLACE_VALUES`].
+    pub output_values: usize,
+}
+
+impl GroupGeometry {
+    /// Returns the size of the region in bytes.
+    #[must_use]
+    pub fn region_bytes(&self) -> u64 {
+        let outputs = u64::from(self.members).saturating_mul(self.output_values as u64);
+        let values = outputs.saturating_add(self.input_values as u64);
+        values.saturating_mul(4).saturating_add(layout::areas_offset(self.members) as u64)
+    }
+
+    /// Checks every size against its limit.
+    ///
+    /// # Errors
+    /// Returns an error if a size is zero, too large or no multiple of a cache line.
+    pub fn check(&self) -> Result<(), GroupGeometryError> {
+        let Self { members, input_values, output_values } = *self;
+        let fits = |values: usize| values > 0 && values.is_multiple_of(PLACE_VALUES);
+        let is_known = (1..=MAX_MEMBERS).contains(&members) && fits(input_values) && fits(output_values);
+        if is_known { Ok(()) } else { Err(GroupGeometryError { members, input_values, output_values }) }
+    }
+}
+
+/// Error of a geometry that no group can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "a group of {members} members with areas of {input_values} and {output_values} values cannot be made: \
+     ask for 1 to {MAX_MEMBERS} members and whole cache lines"
+)]
+pub struct GroupGeometryError {
+    members: u32,
+    input_values: usize,
+    output_values: usize,
+}
+
+/// Error of creating a group's region.
+#[derive(Debug, Error)]
+pub enum GroupError {
+    /// A size of the geometry is out of range.
+    #[error(transparent)]
+    Geometry(#[from] GroupGeometryError),
+    /// The system gave no shared memory.
+    #[error("the device group has no memory to share ({0})")]
+    Region(#[from] RegionError),
+}
+
+/// Work that the leader asks of a member, with the places of its values in the areas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupCall {
+    /// Site whose weights are needed; one past the last site stands for the token embedding.
+    pub site: u32,
+    /// What to do with the weights.
+    pub work: GroupWork,
+    /// Number of rows.
+    pub rows: u32,
+    /// First value in the area of inputs: a multiple of [`PLACE_VALUES`].
+    pub input: usize,
+    /// First value in the member's area of outputs: a multiple of [`PLACE_VALUES`].
+    pub output: usize,
+    /// Calls of another member that must be done first.
+    pub after: Option<CallsOfMember>,
+}
+
+/// A number of calls of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallsOfMember {
+    /// Index of the member, from 0; the leader has none.
+    pub member: u32,
+    /// Number of its calls.
+    pub count: u32,
+}
+
+/// What a member does with the weights of a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupWork {
+    /// Evaluates the member's outputs of a site. Forward: inputs to outputs. Backward: the area of outputs
+    /// has the gradient, and the area of inputs the sums so far, which the call continues.
+    Evaluate {
+        /// Index of one of the site's linear layers, or `None` for all.
+        part: Option<u8>,
+        /// Operation of the call.
+        op: SiteOp,
+        /// Arithmetic of the call.
+        path: SitePath,
+    },
+    /// Decodes rows of the weights. The area of inputs has the numbers of the rows among the site's outputs,
+    /// as bits; rows of this member are written to its area of outputs, one after the other.
+    ReadRows,
+}
+
+/// Violation of the protocol by the leader; the member ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum GroupViolation {
+    /// The leader posted more calls than a ring holds.
+    #[error("the leader posted {posted} calls while {done} were done, in a ring of {DEPTH}")]
+    Jump {
+        /// Count that the leader wrote.
+        posted: u32,
+        /// Number of calls that this member has done.
+        done: u32,
+    },
+    /// A call names an unknown operation.
+    #[error("the leader posted no call ({0})")]
+    Call(#[from] HeaderError),
+    /// A call names an unknown kind of work.
+    #[error("the leader posted the unknown work {0}")]
+    Work(u32),
+    /// A call's values do not lie within the areas.
+    #[error("{values} values from {first} on exceed an area of {area} values, or begin within a cache line")]
+    Place {
+        /// First value of the call.
+        first: usize,
+        /// Number of values of the call.
+        values: usize,
+        /// Number of values of the area.
+        area: usize,
+    },
+    /// A call waits for a member that does not exist.
+    #[error("the leader named member {0}, which does not exist")]
+    Member(u32),
+    /// A call names a site that does not exist, or more rows than memory has.
+    #[error("the leader asked for {rows} rows of site {site}, which does not exist")]
+    Site {
+        /// Number of the site.
+        site: u32,
+        /// Number of rows.
+        rows: u32,
+    },
+}
+
+/// Checks that `values` values from `first` on lie within an area and begin at a cache line.
+fn check_place(first: usize, values: usize, area: usize) -> Result<(), GroupViolation> {
+    let is_within =
+        first.is_multiple_of(PLACE_VALUES) && first.checked_add(values).is_some_and(|end| end <= area);
+    if is_within { Ok(()) } else { Err(GroupViolation::Place { first, values, area }) }
+}
