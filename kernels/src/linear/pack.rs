@@ -1,5 +1,7 @@
 //! Packed matrices: made from a stored tensor, or views of bytes that were packed before.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::form::{PackError, PackedLayout, Packing, code_position};
@@ -41,10 +43,31 @@ impl PackedMatrix {
         rows: usize,
         columns: usize,
     ) -> Result<Self, PackError> {
-        let form = PackedLayout::of(kind, data, rows, columns)?;
-        let mut buffer =
-            arena.zeroed(form.bytes()).map_err(|source| PackError::Memory { rows, columns, source })?;
-        form.pack(data, buffer.as_mut_slice());
+        Self::pack_rows_in(arena, kind, data, [rows, columns], 0..rows)
+    }
+
+    /// Packs the rows `range` of a stored tensor of `[rows, columns]` elements, with memory from `arena`. The
+    /// bits of products equal those of the whole matrix; of gradients, if the range begins at a multiple of
+    /// [`PackedLayout::CUT_ROWS`].
+    ///
+    /// # Errors
+    /// Fails under the conditions of [`PackedMatrix::pack`].
+    ///
+    /// # Panics
+    /// Panics if the rows do not exist.
+    pub fn pack_rows_in(
+        arena: &Arena,
+        kind: TensorType,
+        data: &[u8],
+        [rows, columns]: [usize; 2],
+        range: Range<usize>,
+    ) -> Result<Self, PackError> {
+        // The unit of the scales is that of the whole tensor.
+        let form = PackedLayout::of(kind, data, rows, columns)?.of_rows(&range);
+        let memory = |source| PackError::Memory { rows: range.len(), columns, source };
+        let mut buffer = arena.zeroed(form.bytes()).map_err(memory)?;
+        let row_bytes = data.len() / rows.max(1);
+        form.pack(&data[range.start * row_bytes..range.end * row_bytes], buffer.as_mut_slice());
         Ok(Self { form, data: buffer.into() })
     }
 

@@ -9,12 +9,14 @@
 //! - `packing`: packs many tensors with several threads.
 //! - [`host`]: base layers that host cores compute, in memory or streamed.
 //! - [`streamed`]: weights that are mostly on a disk.
-//! - [`served`]: weights that are either in memory or streamed.
+//! - [`device_group`]: weights that several processes of a host hold together.
+//! - [`served`]: weights in memory, streamed, or of a device group.
 //! - [`first`]: the first layers of a base as a model of their own.
 //! - `modular`: the modular path of sites and the commitments to its weights.
 //! - `co_batched`: layers of a pass that also serve calls of split clients.
 
 pub(crate) mod co_batched;
+pub mod device_group;
 pub mod embedding;
 pub mod first;
 pub mod host;
@@ -140,6 +142,7 @@ impl ResidentLayers {
             blocks: (0..config.layers).map(|block| block_sites(config, block).map(site).collect()).collect(),
             embedding: PiecewiseMatrix::new(vec![Arc::clone(self.embedding.matrix())]),
             head: PiecewiseMatrix::new(head.iter().map(|linear| Arc::clone(&linear.matrix)).collect()),
+            group: None,
         }
     }
 

@@ -6,6 +6,8 @@ use kernels::{
     lora::LoraPrecision,
 };
 
+use shmproto::group::GroupLeader;
+
 use crate::{
     adapter::{DraftShape, dora::BaseLayer},
     forward::{AttentionConstants, ModelContext, Norms, Router},
@@ -17,6 +19,7 @@ use crate::{
     sources::hf_names::module_name,
     weights::{
         LoadProgress, ResidentLayers,
+        device_group::{ShardWeights, leader::GroupLayers},
         embedding::Embedding,
         first::{FirstLayers, FirstLayersError, SharedLayers},
         host::HostLayers,
@@ -87,12 +90,31 @@ impl LoadedWeights<ServedLayers> {
         Ok(Self { frame: load_frame(source)?, layers, precision: Precision::default() })
     }
 
+    /// Takes the leader's weights of a device group, and the group's region, whose members need not have
+    /// joined yet.
+    ///
+    /// # Errors
+    ///
+    /// The files do not match their configuration.
+    pub fn of_group(
+        source: &(dyn WeightSource + Sync),
+        own: ShardWeights,
+        group: GroupLeader,
+    ) -> Result<Self, WeightsError> {
+        let layers = ServedLayers::Grouped(Box::new(GroupLayers::new(own, group)));
+        Ok(Self { frame: load_frame(source)?, layers, precision: Precision::default() })
+    }
+
     /// Returns shared handles of the weights in memory, from which a drafter can take the first layers.
     #[must_use]
     pub fn shared(&self) -> SharedBase {
         let layers = match &self.layers {
             ServedLayers::Resident(layers) => layers.shared(),
             ServedLayers::Streamed(layers) => layers.shared(),
+            ServedLayers::Grouped(layers) => {
+                let group = Some(layers.weights());
+                SharedLayers { blocks: Vec::new(), embedding: None, head: None, group }
+            }
         };
         let ModelContext { config, norms, routers, attention, rope: _ } = &self.frame;
         SharedBase {
@@ -125,6 +147,9 @@ impl SharedBase {
     /// Returns a linear layer of the base, if its weights are in memory.
     #[must_use]
     pub fn linear_layer(&self, layer: usize, target: Target) -> Option<BaseLayer<'_>> {
+        if let Some(group) = &self.layers.group {
+            return group.linear_layer(layer, target);
+        }
         if target == Target::LmHead {
             let head = self.layers.head.as_ref()?;
             let read_row = Box::new(|row, out: &mut [f32]| {

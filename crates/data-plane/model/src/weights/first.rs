@@ -15,6 +15,7 @@ use crate::{
     shape::{config::ModelConfig, layout::block_groups, source::Target},
     sources::hf_names::module_name,
     weights::{
+        device_group::leader::GroupWeights,
         host::{HostLayers, WaitCallback},
         sites::{Linear, SiteWeights},
     },
@@ -34,6 +35,12 @@ pub enum FirstLayersError {
         /// Number of the base's first layers in memory.
         in_memory: usize,
     },
+    /// The layers are in several processes.
+    #[error(
+        "a device group holds the base's layers in several processes, so a draft adapter cannot compute \
+         them; use another drafter, or one device"
+    )]
+    Grouped,
     /// The embedding or the head is on a disk.
     #[error(
         "the draft adapter needs the base's {0} in memory, but it is streamed from the disk; raise or \
@@ -75,6 +82,8 @@ pub(crate) struct SharedLayers {
     pub(crate) blocks: Vec<Vec<Vec<Linear>>>,
     pub(crate) embedding: Option<PiecewiseMatrix>,
     pub(crate) head: Option<PiecewiseMatrix>,
+    /// Weights of a device group, whose layers are in no process whole.
+    pub(crate) group: Option<Arc<GroupWeights>>,
 }
 
 /// The first layers of a base, with its embedding and head.
@@ -94,6 +103,9 @@ impl FirstLayers {
         shared: &SharedLayers,
         shape: &DraftShape,
     ) -> Result<Self, FirstLayersError> {
+        if shared.group.is_some() {
+            return Err(FirstLayersError::Grouped);
+        }
         let (wanted, in_memory) = (shape.layers, shared.blocks.len());
         let blocks = shared.blocks.get(..wanted);
         let blocks = blocks.ok_or(FirstLayersError::NotInMemory { wanted, in_memory })?;

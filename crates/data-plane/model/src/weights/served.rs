@@ -1,4 +1,4 @@
-//! Weights in memory or streamed, as the operator configures.
+//! Weights in memory, streamed or of a device group, as the operator configures.
 
 use std::sync::Arc;
 
@@ -12,18 +12,21 @@ use crate::{
     weight_stream_stats::WeightStreamStats,
     weights::{
         ResidentLayers,
+        device_group::leader::GroupLayers,
         host::{HostLayers, WaitCallback},
         streamed::{StreamedLayers, WeightReadError},
     },
 };
 
-/// Weights of a served base, in memory or streamed.
+/// Weights of a served base.
 #[derive(Debug)]
 pub enum ServedLayers {
     /// All weights are in memory.
     Resident(Box<ResidentLayers>),
     /// A part of the weights is in memory.
     Streamed(Box<StreamedLayers>),
+    /// Several processes hold the weights together.
+    Grouped(Box<GroupLayers>),
 }
 
 impl HostLayers for ServedLayers {
@@ -33,6 +36,7 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(layers) => layers.config(),
             Self::Streamed(layers) => layers.config(),
+            Self::Grouped(layers) => layers.config(),
         }
     }
 
@@ -40,6 +44,7 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(layers) => layers.sites().sites(),
             Self::Streamed(layers) => layers.sites(),
+            Self::Grouped(layers) => layers.sites(),
         }
     }
 
@@ -47,6 +52,7 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(layers) => layers.set_precision(precision),
             Self::Streamed(layers) => layers.set_precision(precision),
+            Self::Grouped(layers) => layers.set_precision(precision),
         }
     }
 
@@ -54,6 +60,7 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(layers) => layers.commit(compute),
             Self::Streamed(layers) => layers.commit(compute),
+            Self::Grouped(layers) => layers.commit(compute),
         }
     }
 
@@ -61,6 +68,7 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(layers) => layers.bytes(),
             Self::Streamed(layers) => layers.bytes(),
+            Self::Grouped(layers) => layers.bytes(),
         }
     }
 
@@ -77,6 +85,7 @@ impl HostLayers for ServedLayers {
                 Ok(HostLayers::evaluate(&mut **layers, compute, call, x, out, meanwhile)?)
             }
             Self::Streamed(layers) => layers.evaluate(compute, call, x, out, meanwhile),
+            Self::Grouped(layers) => Ok(layers.evaluate(compute, call, x, out, meanwhile)?),
         }
     }
 
@@ -84,26 +93,27 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(layers) => Ok(HostLayers::embed(&**layers, tokens, out)?),
             Self::Streamed(layers) => layers.embed(tokens, out),
+            Self::Grouped(layers) => Ok(layers.embed(tokens, out)?),
         }
     }
 
     fn floors(&self) -> Option<Vec<u32>> {
         match self {
-            Self::Resident(_) => None,
+            Self::Resident(_) | Self::Grouped(_) => None,
             Self::Streamed(layers) => layers.floors(),
         }
     }
 
     fn sweep_bytes(&self) -> u64 {
         match self {
-            Self::Resident(_) => 0,
+            Self::Resident(_) | Self::Grouped(_) => 0,
             Self::Streamed(layers) => layers.sweep_bytes(),
         }
     }
 
     fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         match self {
-            Self::Resident(_) => None,
+            Self::Resident(_) | Self::Grouped(_) => None,
             Self::Streamed(layers) => layers.sweep_figures(),
         }
     }

@@ -183,7 +183,7 @@ impl StreamedLayers {
         let head: Option<Vec<_>> = self.pinned[layers..].iter().map(pinned).collect();
         let head = head.and_then(|pieces| PiecewiseMatrix::new(pieces.into_iter().flatten().collect()));
         let embedding = head.clone().filter(|_| self.config.tied_head);
-        SharedLayers { blocks: blocks.collect(), embedding, head }
+        SharedLayers { blocks: blocks.collect(), embedding, head, group: None }
     }
 
     /// Returns the layer chunks of a site, and the range of its matrices within a chunk.

@@ -91,7 +91,7 @@ fn of_a_base_that_comes_from_a_disk_what_is_pinned_gives_the_same_bits_and_the_r
                 refused += 1;
             }
             Err(FirstLayersError::NoEnd(_)) => refused += 1,
-            Err(FirstLayersError::Memory(error)) => panic!("{error}"),
+            Err(error @ (FirstLayersError::Memory(_) | FirstLayersError::Grouped)) => panic!("{error}"),
         }
     }
     assert!(refused > 0 && shared > 0, "{refused} refused, {shared} shared");

@@ -2,6 +2,7 @@
 //! other.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod device_group;
 mod files_adapter;
 mod files_adapter_classification;
 mod files_adapter_dora;
