@@ -19,11 +19,15 @@ use model::{
         source::WeightSource,
     },
     sources::random::RandomSource,
+    weights::served::ServedLayers,
 };
-use settings::DeviceChoice;
+use settings::{DeviceChoice, DeviceGroup, DeviceSplit};
 use types::{AdapterVersion, BlockId};
 
-use crate::model_loader::{kv_dtype, precision_of};
+use crate::{
+    device_group::{self, leader::GroupOptions},
+    model_loader::{kv_dtype, precision_of},
+};
 
 /// Rounds of decode steps with and without adapters.
 const ROUNDS: usize = 5;
@@ -41,6 +45,12 @@ pub struct BenchConfig {
     /// Device that computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
+    /// CPU devices that hold the base together, one process each, such as "cpu:0 cpu:1".
+    #[arg(long, value_name = "LIST")]
+    pub devices: Option<DeviceGroup>,
+    /// Division of the weights among these devices.
+    #[arg(long, value_name = "SPLIT", default_value = "outputs")]
+    pub device_split: DeviceSplit,
     /// Number of threads, on the first cores.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
@@ -84,6 +94,8 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
         threads > 0 && prompt > 0 && streams > 0 && chunk_tokens > 0,
         "numbers must be at least 1"
     );
+    let of_cpu = config.device == DeviceChoice::Cpu || config.devices.is_none();
+    anyhow::ensure!(of_cpu, "--devices work only with --device cpu");
     anyhow::ensure!((1..=MAX_RANK).contains(&config.rank), "--rank must be from 1 to {MAX_RANK}");
     let source: Box<dyn WeightSource + Send + Sync> = match config.random_weights {
         Some(seed) => Box::new(RandomSource::open(&config.model, seed)?),
@@ -146,16 +158,37 @@ fn on_cpu(
     source: &(dyn WeightSource + Sync),
     config: &BenchConfig,
     blocks: usize,
-) -> anyhow::Result<(ResidentModel, LoraPrecision)> {
-    let threads = config.threads;
-    let weights = LoadedWeights::load(source, threads)?;
+) -> anyhow::Result<(ResidentModel<ServedLayers>, LoraPrecision)> {
+    let (weights, group) = match group_options(config) {
+        None => (LoadedWeights::open(source, None, config.threads, &|_| {})?, None),
+        Some(options) => {
+            let (weights, group) = device_group::leader::load(&config.model, source, &options, &|_| {})?;
+            (weights, Some(group))
+        }
+    };
     let precision = precision_of(config.precision).unwrap_or_else(|| weights.suitable_precision());
     let weights = weights.with_precision(precision);
+    group.map(|group| group.serve(precision)).transpose()?;
     let kv_dtype = kv_dtype(config.kv_dtype);
     let kv_bytes = weights.kv_shape(kv_dtype).block_bytes() * blocks;
-    let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype };
+    let first = config.devices.as_ref().and_then(|group| group.devices().first());
+    let cores = first.map(|cores| cores.0.iter().map(|&core| core as usize).collect());
+    let cores = cores.unwrap_or_else(|| (0..config.threads).collect());
+    let options = ResidentOptions { cores, kv_bytes, kv_dtype };
     let adapters = weights.adapter_precision();
     Ok((ResidentModel::new(weights, &options)?, adapters))
+}
+
+/// Returns the options of a device group, if there is more than one device.
+fn group_options(config: &BenchConfig) -> Option<GroupOptions> {
+    let devices = config.devices.clone().filter(|group| group.devices().len() > 1)?;
+    Some(GroupOptions {
+        devices,
+        split: config.device_split,
+        rows: config.chunk_tokens.max(config.streams),
+        memory_bytes: u64::MAX,
+        random_weights: config.random_weights,
+    })
 }
 
 fn on_gpu(

@@ -9,8 +9,8 @@ use std::{num::NonZeroU64, path::PathBuf};
 use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, DraftChoice, Gbps,
-    KvDtype, LogFormat, MAX_WORKERS, MemoryFraction, Precision,
+    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, DeviceGroup,
+    DeviceSplit, DraftChoice, Gbps, KvDtype, LogFormat, MAX_WORKERS, MemoryFraction, Precision,
 };
 use shmproto::{board::MAX_SEATS, message};
 
@@ -38,6 +38,12 @@ pub struct ExecutorConfig {
     /// Device that computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE")]
     pub device: DeviceChoice,
+    /// CPU devices that hold the base together, one process each, such as "cpu:0-31 cpu:32-63".
+    #[arg(long, value_name = "LIST", conflicts_with = "cores")]
+    pub devices: Option<DeviceGroup>,
+    /// Division of the weights among these devices.
+    #[arg(long, value_name = "SPLIT")]
+    pub device_split: DeviceSplit,
     /// Socket for gateways, in a directory that only this user may enter. Without an engine it only gives the
     /// place of `layers.sock`.
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET", required_unless_present = "place")]
@@ -180,7 +186,7 @@ impl From<WorkerInvocation> for Invocation {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutorConfigError {
-    #[error("--cores has core {0}, on which this process may not run; remove it")]
+    #[error("--cores or --devices names core {0}, on which this process may not run; remove it")]
     Core(usize),
     #[error("{flag} is {value}, but must be at least {least}; raise or remove it")]
     TooSmall { flag: &'static str, value: usize, least: usize },
@@ -219,6 +225,22 @@ pub enum ExecutorConfigError {
     /// The KV cache data type is not available on GPUs.
     #[error("--kv-dtype int8 and bf16 work only with --device cpu; remove it, or use f16")]
     KvOfGpu,
+    /// A device group is set for a GPU.
+    #[error("--devices are CPU devices and do not go with --device cuda; remove one of them")]
+    GroupOfGpu,
+    /// A device group is set for streamed weights.
+    #[error(
+        "--devices hold all weights in memory and do not go with --resident-weight-bytes; remove one of them"
+    )]
+    GroupStreams,
+    /// A device group is set without an engine.
+    #[error("--devices need --engine resident; remove them, or name --cores")]
+    GroupWithoutEngine,
+    /// A drafter would need the base's layers in one process.
+    #[error(
+        "--draft early-exit needs whole layers in one process; with --devices use auto, ngram or a model"
+    )]
+    GroupDrafts,
     /// Drafting needs verification with the bits of a decode step, which GPUs lack.
     #[error("with a GPU, --draft must be off or auto; remove it, or use --device cpu")]
     DraftDevice,
@@ -257,6 +279,7 @@ impl ExecutorConfig {
         if self.precision != Precision::Auto && self.device != DeviceChoice::Cpu {
             return Err(ExecutorConfigError::PrecisionOfGpu);
         }
+        self.check_group()?;
         if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
             return Err(ExecutorConfigError::TooLarge { flag, value, most: MAX_SEATS });
@@ -277,6 +300,29 @@ impl ExecutorConfig {
             _ => {}
         }
         Ok(self)
+    }
+
+    fn check_group(&self) -> Result<(), ExecutorConfigError> {
+        if self.devices.is_none() {
+            return Ok(());
+        }
+        if self.device != DeviceChoice::Cpu {
+            return Err(ExecutorConfigError::GroupOfGpu);
+        }
+        if self.weights.bytes.is_some() {
+            return Err(ExecutorConfigError::GroupStreams);
+        }
+        if self.engine == EngineKind::None {
+            return Err(ExecutorConfigError::GroupWithoutEngine);
+        }
+        let early_exit = self.draft == DraftChoice::EarlyExit;
+        if early_exit { Err(ExecutorConfigError::GroupDrafts) } else { Ok(()) }
+    }
+
+    /// Returns the cores of this process: of a group's first device, or as set; `None` allows all.
+    #[must_use]
+    pub fn own_cores(&self) -> Option<&CoreList> {
+        self.devices.as_ref().and_then(|group| group.devices().first()).or(self.cores.as_ref())
     }
 
     /// Returns the bytes per second of the emulated link.
@@ -347,10 +393,19 @@ mod tests {
             (vec!["--device", "cuda", "--kv-dtype", "bf16"], ExecutorConfigError::KvOfGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ExecutorConfigError::LayerListen),
             (vec!["--layer-gateways", "front"], ExecutorConfigError::LayerGateways),
+            (vec!["--devices", "cpu:0 cpu:1", "--device", "cuda"], ExecutorConfigError::GroupOfGpu),
+            (
+                vec!["--devices", "cpu:0 cpu:1", "--resident-weight-bytes", "1GiB"],
+                ExecutorConfigError::GroupStreams,
+            ),
+            (vec!["--devices", "cpu:0 cpu:1", "--engine", "none"], ExecutorConfigError::GroupWithoutEngine),
+            (vec!["--devices", "cpu:0 cpu:1", "--draft", "early-exit"], ExecutorConfigError::GroupDrafts),
         ];
         for (arguments, error) in refused {
             assert_eq!(checked(&arguments), Err(error), "{arguments:?}");
         }
+        assert_eq!(checked(&["--devices", "cpu:1 cpu:0"]).unwrap().own_cores(), Some(&"1".parse().unwrap()));
+        assert!(parse(&["--devices", "cpu:0 cpu:1", "--cores", "0"]).is_err());
         for wrong in ["--layer-max-sessions=0", "--layer-tenant-rows=0", "--layer-rows-per-s=0"] {
             assert!(checked(&[wrong]).is_err(), "{wrong}");
         }

@@ -75,6 +75,10 @@ pub const LAYER_FAILPOINTS: &[&str] = &[
     "layer.session_left",
 ];
 
+/// Failpoints of the members of a device group.
+pub const GROUP_FAILPOINTS: &[&str] =
+    &["member.hello", "member.before_weights", "member.loaded", "member.call_taken", "member.before_finish"];
+
 /// Failpoints of streamed weights.
 pub const WEIGHT_FAILPOINTS: &[&str] = &["weights.packed_matrix", "weights.before_rename", "weights.read"];
 
@@ -82,7 +86,10 @@ pub const WEIGHT_FAILPOINTS: &[&str] = &["weights.packed_matrix", "weights.befor
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    use super::{BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
+    use super::{
+        BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, GROUP_FAILPOINTS, LAYER_FAILPOINTS,
+        WEIGHT_FAILPOINTS,
+    };
 
     /// Collects every failpoint name in the source files below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
@@ -92,9 +99,9 @@ mod tests {
             } else if !path.ends_with("base-executor/src/failpoints.rs") {
                 let source = fs::read_to_string(&path).unwrap();
                 let literals = source.split('"').filter(|literal| {
-                    let word = literal
-                        .split_once('.')
-                        .filter(|(area, _)| ["executor", "forward", "layer", "weights"].contains(area));
+                    let word = literal.split_once('.').filter(|(area, _)| {
+                        ["executor", "forward", "layer", "member", "weights"].contains(area)
+                    });
                     word.is_some_and(|(_, name)| {
                         name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase())
                     })
@@ -115,8 +122,15 @@ mod tests {
         ] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
-        let all =
-            [FAILPOINTS, GRAMMAR_FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS].concat();
+        let all = [
+            FAILPOINTS,
+            GRAMMAR_FAILPOINTS,
+            BRIDGE_FAILPOINTS,
+            GROUP_FAILPOINTS,
+            LAYER_FAILPOINTS,
+            WEIGHT_FAILPOINTS,
+        ]
+        .concat();
         let table: BTreeSet<String> = all.iter().map(|&name| name.to_owned()).collect();
         assert_eq!(found, table);
         assert_eq!(table.len(), all.len(), "each is named once");

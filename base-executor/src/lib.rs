@@ -13,6 +13,7 @@
 //!   adapters.
 //! - [`memory`], [`kv_offload`]: the tiers of the KV cache; copies of KV blocks outside the device.
 //! - `request_key`: the owner of a request or call.
+//! - [`device_group`]: the other processes of a base that several devices hold together.
 //! - [`drafter`]: drafters of sequences. [`constrained_decoding`]: masks for structured output.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that loads them.
 //! - [`placement`], [`device`]: the engine's view of adapters on the device; the device tier.
@@ -49,6 +50,7 @@ pub mod config;
 pub mod constrained_decoding;
 pub mod device;
 pub mod device_check;
+pub mod device_group;
 pub mod device_memory_split;
 pub mod drafter;
 pub mod engine;
@@ -71,7 +73,7 @@ mod systemd;
 pub mod workers;
 
 pub use self::failpoints::{
-    BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS,
+    BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, GROUP_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS,
 };
 
 use std::{
@@ -85,7 +87,7 @@ use std::{
 use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use scheduling::clock::SystemClock;
-use settings::{DeviceChoice, DraftChoice};
+use settings::{DeviceChoice, DeviceGroup, DraftChoice};
 use shmproto::message::{PROTOCOL_VERSION, Welcome};
 use text::sandbox::OWN_PROGRAM;
 use tokio::sync::{mpsc, oneshot};
@@ -118,7 +120,9 @@ const LOAD_QUEUE: usize = 64;
 pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
     process::start_log(config.log_format);
     process::raise_file_limit();
-    if let Some(cores) = &config.cores {
+    if let Some(cores) = config.own_cores() {
+        // The members of a device group inherit the leader's cores, so all are checked here.
+        startup::check_cores(&config.devices.as_ref().map_or_else(|| cores.clone(), DeviceGroup::cores))?;
         startup::stay_on(cores)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -5,7 +5,7 @@ use std::{error::Error, ffi::OsString, process::ExitCode};
 use base_executor::{
     bench, capacity, check,
     config::{ExecutorConfig, ExecutorConfigError},
-    device_check,
+    device_check, device_group,
 };
 use clap::Parser as _;
 use draft_model::load::DraftError;
@@ -51,6 +51,10 @@ fn run() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let first = arguments.get(1).and_then(|first| first.to_str());
+    if first == Some(device_group::MEMBER_COMMAND) {
+        device_group::run_member()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     check_environment()?;
     match first {
         Some("bench") => {

@@ -15,17 +15,25 @@ use tokio::{
 
 use crate::config::ExecutorConfigError;
 
-/// Pins this thread, and all that it starts, to `cores`.
+/// Checks that this process may run on all of `cores`.
 ///
 /// # Errors
 /// If the process may not run on one of them.
-pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
+pub(crate) fn check_cores(cores: &CoreList) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
-    let mut wanted = CpuSet::new();
     for core in cores.0.iter().map(|&core| core as usize) {
         anyhow::ensure!(allowed.is_set(core), ExecutorConfigError::Core(core));
-        wanted.set(core);
     }
+    Ok(())
+}
+
+/// Pins this thread, and all that it starts, to `cores`.
+///
+/// # Errors
+/// If the process may not run on any of them.
+pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
+    let mut wanted = CpuSet::new();
+    cores.0.iter().for_each(|&core| wanted.set(core as usize));
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {cores}"))
 }
 

@@ -58,7 +58,7 @@ impl PendingBase {
     /// If there is no model, or it cannot be run.
     pub(super) fn open(config: &ExecutorConfig) -> anyhow::Result<Self> {
         let path = resolve(&config.model, &hub_cache())?;
-        let cores = match &config.cores {
+        let cores = match config.own_cores() {
             Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
             None => process::allowed_cores()?,
         };

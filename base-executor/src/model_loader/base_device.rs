@@ -62,7 +62,7 @@ pub(super) trait BaseDevice {
     fn log_loaded(&self, base: &LoadedBase, weights: &Self::Weights);
 
     /// Returns the host memory of the weights and of the block pool, in bytes.
-    fn host_bytes(weights: &Self::Weights, config: &ExecutorConfig) -> [u64; 2];
+    fn host_bytes(&self, weights: &Self::Weights, config: &ExecutorConfig) -> [u64; 2];
 
     /// Creates the pass, with memory for the KV cache.
     fn pass(
@@ -112,7 +112,7 @@ pub(super) fn open<O: BaseDevice>(
     let numbers = numbers(config, O::precision(&weights), numerics);
     let layer_plan = base.layer_plan(config, &shape, numerics);
     device.log_loaded(&base, &weights);
-    let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
+    let [weight_bytes, pool_bytes] = device.host_bytes(&weights, config);
     let weights_account = budget.bounded_weights(config.weights.bytes);
     budget::reserve(&weights_account, weight_bytes, SMALLER_BASE)?;
     budget::reserve(

@@ -1,6 +1,9 @@
 //! The base on the host's cores.
 
-use std::{fs, sync::Arc};
+use std::{
+    fs,
+    sync::{Arc, OnceLock},
+};
 
 use anyhow::Context as _;
 use kv_cache::ledger::MemoryAccount;
@@ -10,7 +13,9 @@ use model::{
     resident::{LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
     shape::config::ModelConfig,
     weights::{
-        LoadProgress, packed_bytes,
+        LoadProgress,
+        device_group::ShardWeights,
+        packed_bytes,
         served::ServedLayers,
         streamed::{StreamError, StreamOptions},
     },
@@ -26,9 +31,13 @@ use super::{
 };
 use crate::{
     adapter_images::ImageRegistry,
-    budget::{bound_bytes, free_bytes},
+    budget::{MemoryBudget, bound_bytes, free_bytes},
     config::ExecutorConfig,
     device::{ArrivalNotifier, FreeBytes},
+    device_group::{
+        self,
+        leader::{GroupOptions, GroupStart, Members},
+    },
     device_memory_split::DeviceBytes,
     progress::LoadingProgress,
     streaming,
@@ -45,7 +54,8 @@ pub(crate) fn open(
     arrivals: ArrivalNotifier,
 ) -> anyhow::Result<OpenedModel<Pass, AdapterLoader>> {
     let streamed = streaming::options(config)?;
-    let host = HostDevice { streamed, precision: PrecisionChoice::of(config) };
+    let (group, precision) = (group_options(config), PrecisionChoice::of(config));
+    let host = HostDevice { streamed, group, members: OnceLock::new(), precision };
     base_device::open(host, PendingBase::open(config)?, config, progress, arrivals)
 }
 
@@ -55,7 +65,46 @@ pub(crate) type Pass = ResidentModel<ServedLayers>;
 struct HostDevice {
     /// Streaming options, if the base is streamed.
     streamed: Option<StreamOptions>,
+    /// The devices that hold the base together, if there are several.
+    group: Option<GroupOptions>,
+    /// The other processes of such a group, once they serve.
+    members: OnceLock<Members>,
     precision: PrecisionChoice,
+}
+
+/// Returns the options of a device group, if there is more than one device.
+fn group_options(config: &ExecutorConfig) -> Option<GroupOptions> {
+    let devices = config.devices.clone().filter(|group| group.devices().len() > 1)?;
+    Some(GroupOptions {
+        devices,
+        split: config.device_split,
+        rows: config.chunk_tokens + config.max_running,
+        memory_bytes: MemoryBudget::of_this_machine(config.process_memory, 0).figures().limit_bytes,
+        random_weights: config.random_weights,
+    })
+}
+
+impl HostDevice {
+    /// Loads the weights, and starts the other processes of a device group.
+    fn load_weights(
+        &self,
+        base: &PendingBase,
+        told: &(dyn Fn(LoadProgress) + Sync),
+    ) -> anyhow::Result<(LoadedWeights<ServedLayers>, Option<GroupStart>)> {
+        if let Some(options) = &self.group {
+            let (weights, group) = device_group::leader::load(&base.path, &*base.source, options, told)?;
+            return Ok((weights, Some(group)));
+        }
+        let streamed = self.streamed.as_ref().map(|options| (base.identity(), options));
+        let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
+        let weights = LoadedWeights::open(&*base.source, streamed, base.cores.len(), told);
+        let weights = weights.map_err(|error| match error {
+            // Errors of the model's files are not caused by the streaming setting.
+            StreamError::Weights(error) => error.into(),
+            other => anyhow::Error::new(other).context(streaming::REMEDY),
+        })?;
+        Ok((weights, None))
+    }
 }
 
 impl BaseDevice for HostDevice {
@@ -65,9 +114,14 @@ impl BaseDevice for HostDevice {
     const PLANS_WHOLE_PASSES: bool = false;
     const ADAPTS_EXPERTS: bool = true;
 
-    /// Returns 0 for a streamed base, which keeps to its own limit.
+    /// Returns 0 for a streamed base, which keeps to its own limit, and the leader's part for a device group.
     fn needs(&self, base: &PendingBase) -> u64 {
-        if self.streamed.is_some() { 0 } else { packed_bytes(&*base.source) }
+        match &self.group {
+            _ if self.streamed.is_some() => 0,
+            None => packed_bytes(&*base.source),
+            // A missing tensor is reported when the weights are read.
+            Some(options) => ShardWeights::planned_bytes(&*base.source, options.plan(), 0).unwrap_or(0),
+        }
     }
 
     fn load(
@@ -76,15 +130,11 @@ impl BaseDevice for HostDevice {
         progress: &LoadingProgress,
     ) -> anyhow::Result<LoadedWeights<ServedLayers>> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
-        let streamed = self.streamed.as_ref().map(|options| (base.identity(), options));
-        let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
-        let weights = LoadedWeights::open(&*base.source, streamed, base.cores.len(), &told);
-        let weights = weights.map_err(|error| match error {
-            // Errors of the model's files are not caused by the streaming setting.
-            StreamError::Weights(error) => error.into(),
-            other => anyhow::Error::new(other).context(streaming::REMEDY),
-        })?;
+        let (weights, group) = self.load_weights(base, &told)?;
         let precision = self.precision.resolve(|| base.identity(), || weights.suitable_precision())?;
+        if let Some(group) = group {
+            let _ = self.members.set(group.serve(precision)?);
+        }
         Ok(weights.with_precision(precision))
     }
 
@@ -106,6 +156,8 @@ impl BaseDevice for HostDevice {
             architecture = weights.config().architecture,
             weight_bytes = weights.bytes(),
             sweep_bytes = weights.sweep_bytes(),
+            devices = self.group.as_ref().map_or(1, |group| group.devices.devices().len()),
+            device_weight_bytes = self.members.get().map(|members| members.weight_bytes),
             threads = base.cores.len(),
             isa = ?kernels::Isa::best(),
             precision = ?weights.precision(),
@@ -113,8 +165,13 @@ impl BaseDevice for HostDevice {
         );
     }
 
-    fn host_bytes(weights: &LoadedWeights<ServedLayers>, config: &ExecutorConfig) -> [u64; 2] {
-        [weights.bytes() as u64, DeviceBytes::of(config).on_a_cpu()]
+    fn host_bytes(&self, weights: &LoadedWeights<ServedLayers>, config: &ExecutorConfig) -> [u64; 2] {
+        let group = self.members.get().map_or(0, |members| {
+            // A set limit is one for each process; the machine's memory holds them all.
+            let others = if config.process_memory.is_none() { members.weight_bytes } else { 0 };
+            members.region_bytes + others
+        });
+        [weights.bytes() as u64 + group, DeviceBytes::of(config).on_a_cpu()]
     }
 
     fn pass(

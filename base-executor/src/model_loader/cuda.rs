@@ -117,7 +117,7 @@ impl BaseDevice for Gpu {
     }
 
     /// GPU memory is not host memory; `plan` has counted it.
-    fn host_bytes(_: &CudaWeights, _: &ExecutorConfig) -> [u64; 2] {
+    fn host_bytes(&self, _: &CudaWeights, _: &ExecutorConfig) -> [u64; 2] {
         [0, 0]
     }
 

@@ -9,6 +9,7 @@ mod check;
 mod cold_start;
 mod common;
 mod control_group;
+mod device_group;
 mod drafts;
 mod engine;
 mod gateway;

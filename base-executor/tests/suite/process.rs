@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::{FAILPOINTS, WEIGHT_FAILPOINTS};
+use base_executor::{FAILPOINTS, GROUP_FAILPOINTS, WEIGHT_FAILPOINTS};
 use rustix::process::{Pid, Signal, kill_process};
 use shmproto::{
     fd_passing::{FromWorker, ToWorker, WorkerHello},
@@ -50,7 +50,7 @@ impl ProcessFixture {
     }
 
     pub(crate) fn arm(&self, place: &str, what: &str) {
-        assert!([FAILPOINTS, WEIGHT_FAILPOINTS].concat().contains(&place), "{place}");
+        assert!([FAILPOINTS, GROUP_FAILPOINTS, WEIGHT_FAILPOINTS].concat().contains(&place), "{place}");
         fs::write(self.path("failpoints").join(place), what).unwrap();
     }
 

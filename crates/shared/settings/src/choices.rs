@@ -71,6 +71,13 @@ fn no_such(what: &str, text: &str, words: impl Iterator<Item = &'static str>) ->
 }
 
 words! {
+    /// Division of the weights among the devices of a group.
+    DeviceSplit ("division of the weights") {
+        /// Each device holds some outputs of every linear layer.
+        Outputs = "outputs" or "tensor",
+        /// Each device holds some blocks, in order.
+        Layers = "layers" or "pipeline",
+    }
     /// Data type of the KV cache.
     KvDtype ("number format") {
         /// Data type that suits the weights.

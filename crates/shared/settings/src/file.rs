@@ -5,10 +5,10 @@ use std::{fmt, str::FromStr};
 use serde::{Deserializer, de};
 
 /// Reads a field through its `FromStr`, written as any scalar of TOML or as a text: `8`, `"8"` and `true` all
-/// work.
+/// work. A list of texts is read as one text with spaces between them.
 ///
 /// # Errors
-/// Fails if the value is no scalar, or if its `FromStr` refuses it.
+/// Fails if the value is neither a scalar nor a list of texts, or if its `FromStr` refuses it.
 pub fn setting<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -17,11 +17,11 @@ where
 {
     struct Scalar;
 
-    impl de::Visitor<'_> for Scalar {
+    impl<'de> de::Visitor<'de> for Scalar {
         type Value = String;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a string, a number or a boolean")
+            f.write_str("a string, a number, a boolean or a list of strings")
         }
         fn visit_str<E>(self, text: &str) -> Result<String, E> {
             Ok(text.to_owned())
@@ -34,6 +34,13 @@ where
         }
         fn visit_bool<E>(self, flag: bool) -> Result<String, E> {
             Ok(flag.to_string())
+        }
+        fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
+            let mut texts: Vec<String> = Vec::new();
+            while let Some(text) = list.next_element()? {
+                texts.push(text);
+            }
+            Ok(texts.join(" "))
         }
     }
 

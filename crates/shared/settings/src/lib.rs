@@ -49,8 +49,8 @@ pub mod variables;
 pub use self::{
     base::{BaseOption, BaseOptionError, MAX_BASES},
     choices::{
-        AdapterDtype, BatchingPolicy, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
-        Routing, ToolCallParser,
+        AdapterDtype, BatchingPolicy, CachePolicy, ColdStart, DeviceSplit, KvDtype, LogFormat, Precision,
+        ReasoningParser, Routing, ToolCallParser,
     },
     class::{
         BACKGROUND_CLASS, CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass,
@@ -64,7 +64,7 @@ pub use self::{
         ModelSection, SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
     },
     values::{
-        ByteCount, CoreList, DeviceChoice, Fraction, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS,
-        MemoryFraction, WaitFactor, WorkerCount, is_process_name,
+        ByteCount, CoreList, DeviceChoice, DeviceGroup, Fraction, Gbps, MAX_CORES, MAX_GROUP_DEVICES,
+        MAX_PROCESS_NAME_BYTES, MAX_WORKERS, MemoryFraction, WaitFactor, WorkerCount, is_process_name,
     },
 };

@@ -13,8 +13,8 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    AdapterDtype, BatchingPolicy, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, DraftChoice,
-    Fraction, Gbps, KvDtype, LogFormat, MemoryFraction, Precision, Preset,
+    AdapterDtype, BatchingPolicy, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, DeviceGroup,
+    DeviceSplit, DraftChoice, Fraction, Gbps, KvDtype, LogFormat, MemoryFraction, Precision, Preset,
     Preset::{Depends, Is},
     ProcessKind, ReasoningParser, Routing, Setting, ToolCallParser, Value, WaitFactor, WorkerCount,
     declaration::sections,
@@ -48,6 +48,12 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores that the executor computes on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all cores; of four or more, those without workers"), Up;
+        /// CPU devices that hold the base together, one process each, instead of `device` and `cores`: a list
+        /// such as ["cpu:0-31", "cpu:32-63"], one device for each NUMA node
+        devices: DeviceGroup, --"devices" "LIST", Preset::None, Executor;
+        /// Division of the weights among `devices`: outputs (each device holds some outputs of every layer:
+        /// tensor parallelism) or layers (each holds some blocks)
+        device_split: DeviceSplit, --"device-split" "SPLIT", Is("outputs"), Executor;
         /// Arithmetic of linear layers on a CPU: auto (bf16 with AMX for models of 2^28 weights and more,
         /// unless these have f32 or f16; else mixed; a deployment keeps its choice), int8, mixed (activations
         /// of 15 bits where 8 bits matter), int15, bf16 (activations and weights of bf16), or exact

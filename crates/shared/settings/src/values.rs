@@ -136,6 +136,71 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
+/// Maximum number of devices that hold one base together.
+pub const MAX_GROUP_DEVICES: usize = 16;
+
+/// Devices that hold one base together, each with its cores, written as `cpu:0-31 cpu:32-63`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceGroup(Vec<CoreList>);
+
+impl DeviceGroup {
+    /// Returns the cores of each device; the first is the leader's.
+    #[must_use]
+    pub fn devices(&self) -> &[CoreList] {
+        &self.0
+    }
+
+    /// Returns the cores of all devices.
+    #[must_use]
+    pub fn cores(&self) -> CoreList {
+        CoreList(self.0.iter().flat_map(|cores| &cores.0).copied().collect())
+    }
+}
+
+impl FromStr for DeviceGroup {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let devices = text.split_whitespace().map(cores_of_device).collect::<Result<Vec<_>, _>>()?;
+        let (first, all) = (devices.first(), Self(devices.clone()).cores().0.len());
+        let Some(first) = first.filter(|_| devices.len() <= MAX_GROUP_DEVICES) else {
+            return Err(format!(
+                "{} devices are not a group; write 1 to {MAX_GROUP_DEVICES}, such as `cpu:0-31 cpu:32-63`",
+                devices.len()
+            ));
+        };
+        if devices.iter().any(|cores| cores.0.len() != first.0.len()) {
+            return Err(format!(
+                "the devices of `{text}` have unequal numbers of cores; the slowest would delay all, so give \
+                 each as many"
+            ));
+        }
+        if all != devices.len() * first.0.len() {
+            return Err(format!("two devices of `{text}` share a core; give each core to one device"));
+        }
+        Ok(Self(devices))
+    }
+}
+
+/// Reads one device of a group.
+fn cores_of_device(text: &str) -> Result<CoreList, String> {
+    match text.split_once(':') {
+        Some(("cpu", cores)) => cores.parse(),
+        _ if text.split(':').next() == Some("cuda") => Err(format!(
+            "`{text}` cannot be in a group: only CPU devices hold a base together; run one executor for each \
+             GPU"
+        )),
+        _ => Err(format!("`{text}` is not a device of a group; write its cores, such as cpu:0-31")),
+    }
+}
+
+impl fmt::Display for DeviceGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices = self.0.iter().map(|cores| format!("cpu:{cores}"));
+        f.write_str(&devices.collect::<Vec<_>>().join(" "))
+    }
+}
+
 /// Speed in gigabits per second, fractions allowed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gbps(f64);
@@ -285,6 +350,7 @@ crate::declaration::shown_as_read!(
     ByteCount,
     CoreList,
     DeviceChoice,
+    DeviceGroup,
     Gbps,
     MemoryFraction,
     Fraction,
@@ -359,6 +425,30 @@ mod tests {
         assert_eq!("cuda".parse(), Ok(cuda(0)));
         for wrong in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999"] {
             assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn devices_of_a_group_have_equally_many_cores_of_their_own() {
+        for text in ["cpu:0-1", "cpu:0 cpu:1", "cpu:0-3,8 cpu:4-7,9", "cpu:2 cpu:1 cpu:0"] {
+            assert_eq!(text.parse::<DeviceGroup>().unwrap().to_string(), text);
+        }
+        let group: DeviceGroup = " cpu:2-3\ncpu:0-1 ".parse().unwrap();
+        assert_eq!(group.devices()[0], "2-3".parse().unwrap());
+        assert_eq!(group.cores(), "0-3".parse().unwrap());
+        let many = (0..=MAX_GROUP_DEVICES).map(|core| format!("cpu:{core} ")).collect::<String>();
+        for (wrong, reason) in [
+            ("", "0 devices"),
+            (many.as_str(), "17 devices"),
+            ("cpu", "not a device of a group"),
+            ("gpu:0 gpu:1", "not a device of a group"),
+            ("cpu:0 cuda:1", "run one executor for each GPU"),
+            ("cpu:0-1 cpu:2", "unequal numbers of cores"),
+            ("cpu:0-1 cpu:1-2", "share a core"),
+            ("cpu:x", "not a list of cores"),
+        ] {
+            let refused = wrong.parse::<DeviceGroup>().unwrap_err();
+            assert!(refused.contains(reason), "{wrong:?}: {refused}");
         }
     }
 

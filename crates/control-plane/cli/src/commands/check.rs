@@ -22,7 +22,7 @@ use settings::{CoreList, DeviceChoice, renamed};
 use crate::{
     deployment::{
         config::{DeploymentConfig, DeploymentConfigError},
-        cores::{self, CoreSharing, CoreSplit},
+        cores::{self, CoreSharing, CoreSplit, named_cores},
         program_paths,
     },
     exit::{Exit, Explain},
@@ -219,7 +219,7 @@ fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Finding {
 /// Checks that the core list is valid and that this machine has the cores.
 fn cores(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Finding {
     const NAME: &str = "[executor] cores";
-    let Some(wanted) = &config.executor.cores else {
+    let Some(wanted) = named_cores(config) else {
         let left = split.executor.as_ref();
         return Finding::ok(
             NAME,
@@ -253,7 +253,7 @@ fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> 
         return Finding::ok(NAME, format!("{found}, none shared with the executor"));
     }
     let found = format!("{found}, shared with the executor");
-    match allowed.0.len() > cores.0.len() && config.executor.cores.is_some() {
+    match allowed.0.len() > cores.0.len() && named_cores(config).is_some() {
         true => Finding::warn(NAME, found, format!("remove core {} from [executor].cores", first.core)),
         false => Finding::ok(NAME, found),
     }

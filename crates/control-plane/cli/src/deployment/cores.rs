@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use settings::{CoreList, MAX_CORES, MAX_WORKERS};
+use settings::{CoreList, DeviceGroup, MAX_CORES, MAX_WORKERS};
 
 use crate::deployment::config::{DeployedExecutor, DeploymentConfig};
 
@@ -62,7 +62,7 @@ impl CoreSplit {
         if let [only] = members {
             return vec![Self::new(&only.config, allowed)];
         }
-        let named = |member: &DeployedExecutor| member.config.executor.cores.clone();
+        let named = |member: &DeployedExecutor| named_cores(&member.config);
         let taken: BTreeSet<u32> = members.iter().filter_map(named).flat_map(|cores| cores.0).collect();
         let free: Vec<u32> = allowed.0.difference(&taken).copied().collect();
         let unnamed = members.iter().filter(|member| named(member).is_none()).count();
@@ -96,12 +96,18 @@ impl CoreSplit {
         let count = count.map_or(cores.0.len(), usize::from).min(MAX_WORKERS.into());
         // With more workers than cores, workers share cores, which helps only in experiments.
         let workers: Vec<u32> = cores.0.iter().copied().cycle().take(count).collect();
-        let executor = config.executor.cores.clone().or_else(|| remaining_cores(allowed, &workers));
+        let executor = named_cores(config).or_else(|| remaining_cores(allowed, &workers));
         let shared = |core: u32| executor.as_ref().is_none_or(|list| list.0.contains(&core));
         let neighbour = |core| if shared(core) { CoreSharing::Executor } else { CoreSharing::None };
         let workers = workers.into_iter().map(|core| WorkerCore { core, neighbour: neighbour(core) });
         Self { workers: workers.collect(), executor }
     }
+}
+
+/// Returns the cores that the settings name for an executor, of all devices of a group.
+pub(crate) fn named_cores(config: &DeploymentConfig) -> Option<CoreList> {
+    let of_group = config.executor.devices.as_ref().map(DeviceGroup::cores);
+    of_group.or_else(|| config.executor.cores.clone())
 }
 
 /// Returns the last `count` cores, or the default number. On machines with `ENOUGH_CORES`, one core is left

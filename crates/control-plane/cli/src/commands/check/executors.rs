@@ -16,7 +16,7 @@ use text::sandbox::{MEMORY_BYTES, PROCESSES};
 use crate::{
     deployment::{
         config::{DeployedExecutor, DeploymentConfig},
-        cores::CoreSplit,
+        cores::{CoreSplit, named_cores},
         machine,
     },
     terminal::{findings::Finding, table::size},
@@ -58,7 +58,7 @@ fn cores(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Finding {
             let name = member.name.as_deref().unwrap_or_default();
             if let Some(other) = of.insert(core, name) {
                 let found = format!("the executors {other} and {name} share core {core}");
-                let is_asked_for = member.config.executor.cores.is_some();
+                let is_asked_for = named_cores(&member.config).is_some();
                 return match is_asked_for {
                     true => Finding::fail(NAME, found, FIX),
                     false => Finding::warn(NAME, found, "use fewer executors than cores"),

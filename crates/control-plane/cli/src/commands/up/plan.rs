@@ -235,7 +235,8 @@ fn executor_arguments(
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--layers", layers)
-        .with_setting("--cores", split.executor.as_ref())
+        // The devices of a group name their cores themselves.
+        .with_setting("--cores", split.executor.as_ref().filter(|_| config.executor.devices.is_none()))
         .with_setting("--max-adapter-file-bytes", config.gateway.max_adapter_file_bytes);
     if config.memory.disk.is_some() && config.memory.directory.is_none() {
         arguments = arguments.with("--disk-directory", state.history(instance));

@@ -16,7 +16,7 @@ use crate::{
     commands::doctor::host_ledger::HostLedger,
     deployment::{
         config::{DeployedExecutor, DeploymentConfig},
-        cores::CoreSplit,
+        cores::{CoreSplit, named_cores},
     },
     home::HomeDirectory,
     models,
@@ -67,7 +67,7 @@ pub(super) fn find(config: &DeploymentConfig, home: &HomeDirectory) -> Result<Ve
 /// Refuses cores that this machine does not have.
 pub(super) fn check_cores(members: &[DeployedExecutor], allowed: &CoreList) -> Result<(), UpError> {
     for member in members.iter().filter(|member| member.base.is_some()) {
-        let (executor, workers) = (&member.config.executor.cores, &member.config.workers.cores);
+        let (executor, workers) = (named_cores(&member.config), &member.config.workers.cores);
         let named = executor.iter().chain(workers).flat_map(|cores| &cores.0);
         if let Some(core) = named.into_iter().find(|core| !allowed.0.contains(core)) {
             let base = member.base.clone().unwrap_or_default();

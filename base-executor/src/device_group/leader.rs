@@ -1,0 +1,267 @@
+//! Starts the members of a group, waits for their weights and watches them.
+
+use std::{
+    os::fd::OwnedFd,
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+};
+
+use anyhow::Context as _;
+use model::{
+    precision::Precision,
+    resident::LoadedWeights,
+    shape::source::WeightSource,
+    weights::{
+        LoadProgress,
+        device_group::{GroupPlan, ShardWeights, leader::geometry},
+        served::ServedLayers,
+    },
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use settings::{CoreList, DeviceGroup, DeviceSplit, exit::Exit};
+use shmproto::{
+    fd_passing::ReceiveError,
+    group::{
+        GroupLeader, LAYOUT_HASH, WeightSplit,
+        startup::{FromMember, LeaderEnd, MemberHello, ServeGroup, ToMember},
+    },
+};
+
+use super::{MEMBER_COMMAND, PRECISIONS, RELEASE, SPIN, files_hash};
+use text::sandbox::OWN_PROGRAM;
+
+use crate::spawn;
+
+/// A base that several devices hold.
+#[derive(Debug, Clone)]
+pub(crate) struct GroupOptions {
+    pub(crate) devices: DeviceGroup,
+    pub(crate) split: DeviceSplit,
+    /// Maximum number of rows of a pass.
+    pub(crate) rows: usize,
+    /// Memory that each process may use, in bytes.
+    pub(crate) memory_bytes: u64,
+    /// Seed of random weights, instead of read ones.
+    pub(crate) random_weights: Option<u64>,
+}
+
+impl GroupOptions {
+    /// Returns the division of the weights.
+    pub(crate) fn plan(&self) -> GroupPlan {
+        GroupPlan { devices: self.devices.devices().len(), split: weight_split(self.split) }
+    }
+}
+
+/// The members of a group, which wait for the leader's calls once they serve.
+#[derive(Debug)]
+pub(crate) struct Members {
+    members: Vec<MemberLink>,
+    /// Bytes of the weights of all members.
+    pub(crate) weight_bytes: u64,
+    /// Bytes of the group's region.
+    pub(crate) region_bytes: u64,
+}
+
+#[derive(Debug)]
+struct MemberLink {
+    device: usize,
+    socket: Arc<LeaderEnd>,
+    /// Answer to the hello: bytes of weights, or the reason of the refusal.
+    loaded: mpsc::Receiver<Result<u64, String>>,
+}
+
+/// Starts the members of a group, loads the leader's part of the weights of the model at `path`, and waits
+/// for the members' weights. Progress of all of them goes to `progress`.
+///
+/// # Errors
+/// If a process cannot be started or a part cannot be loaded, or a member refuses to take part.
+pub(crate) fn load(
+    path: &Path,
+    source: &(dyn WeightSource + Sync),
+    options: &GroupOptions,
+    progress: &(dyn Fn(LoadProgress) + Sync),
+) -> anyhow::Result<(LoadedWeights<ServedLayers>, GroupStart)> {
+    let (devices, plan) = (options.devices.devices(), options.plan());
+    let total = Arc::new(GroupProgress::new(devices.len()));
+    let members = start(path, options, &total)?;
+    let told = |at: LoadProgress| progress(total.record(0, at));
+    let own = ShardWeights::load(source, plan, 0, devices[0].0.len(), &told)?;
+    let weight_bytes = members.iter().map(MemberLink::await_weights).sum::<anyhow::Result<u64>>()?;
+    let geometry = geometry(&own, options.rows);
+    let group = GroupLeader::create(geometry, SPIN).context("cannot share memory with the device group")?;
+    let region = group.fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+    let region = region.context("the region of the device group has no descriptor")?;
+    let serve = ServeGroup {
+        precision: 0,
+        members: geometry.members,
+        input_values: geometry.input_values as u64,
+        output_values: geometry.output_values as u64,
+    };
+    let weights = LoadedWeights::of_group(source, own, group)?;
+    let members = Members { members, weight_bytes, region_bytes: geometry.region_bytes() };
+    Ok((weights, GroupStart { members, serve, region }))
+}
+
+/// A group whose members have loaded their weights and do not know the precision yet.
+#[derive(Debug)]
+pub(crate) struct GroupStart {
+    members: Members,
+    serve: ServeGroup,
+    region: OwnedFd,
+}
+
+impl GroupStart {
+    /// Lets the members serve, with linear layers in `precision`.
+    ///
+    /// # Errors
+    /// If a member is gone.
+    pub(crate) fn serve(self, precision: Precision) -> anyhow::Result<Members> {
+        let code = PRECISIONS.iter().position(|&known| known == precision).unwrap_or_default();
+        let serve = ServeGroup { precision: u8::try_from(code)?, ..self.serve };
+        for member in &self.members.members {
+            let sent = member.socket.send(&ToMember::Serve(serve), &[std::os::fd::AsFd::as_fd(&self.region)]);
+            sent.with_context(|| format!("device {} of the group is gone", member.device))?;
+        }
+        Ok(self.members)
+    }
+}
+
+fn weight_split(split: DeviceSplit) -> WeightSplit {
+    match split {
+        DeviceSplit::Outputs => WeightSplit::Outputs,
+        DeviceSplit::Layers => WeightSplit::Layers,
+    }
+}
+
+/// Starts a process for each device but the first.
+fn start(
+    path: &Path,
+    options: &GroupOptions,
+    progress: &Arc<GroupProgress>,
+) -> anyhow::Result<Vec<MemberLink>> {
+    let path = std::path::absolute(path).context("cannot find the directory of the model")?;
+    let files = files_hash(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let devices = options.devices.devices();
+    let hello = |(device, cores): (usize, &CoreList)| MemberHello {
+        layout_hash: LAYOUT_HASH,
+        release: RELEASE.to_owned(),
+        device: u32::try_from(device).unwrap_or(u32::MAX),
+        devices: u32::try_from(devices.len()).unwrap_or(u32::MAX),
+        split: weight_split(options.split).code(),
+        model: path.display().to_string(),
+        random_weights: options.random_weights,
+        files,
+        cores: cores.0.iter().copied().collect(),
+        memory_bytes: options.memory_bytes,
+    };
+    let hellos = devices.iter().enumerate().skip(1).map(hello);
+    hellos.map(|hello| MemberLink::start(hello, Arc::clone(progress))).collect()
+}
+
+impl MemberLink {
+    /// Starts a member's process and the thread that listens to it.
+    fn start(hello: MemberHello, progress: Arc<GroupProgress>) -> anyhow::Result<Self> {
+        let device = hello.device as usize;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (own, childs) = pair.context("cannot make a socket for a device of the group")?;
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg(MEMBER_COMMAND).stdin(Stdio::from(childs)).stdout(Stdio::null());
+        let started = command.spawn();
+        let child = started.with_context(|| format!("cannot start device {device} of the group"))?;
+        // The command holds the child's end of the socket; after it is gone the child alone does.
+        drop(command);
+        let socket = Arc::new(LeaderEnd::over(own));
+        socket.send(&ToMember::Hello(hello), &[]).context("a device of the group does not listen")?;
+        let (answer, loaded) = mpsc::channel();
+        let listening = Arc::clone(&socket);
+        spawn("device-group", move || {
+            listen(&listening, device, &progress, &answer);
+            drop(child);
+        })?;
+        Ok(Self { device, socket, loaded })
+    }
+
+    /// Waits until the member has loaded its weights, and returns their bytes.
+    fn await_weights(&self) -> anyhow::Result<u64> {
+        let ended = || format!("device {} of the group ended while it loaded; see its log", self.device);
+        self.loaded.recv().with_context(ended)?.map_err(anyhow::Error::msg)
+    }
+}
+
+/// Hears a member until its process ends. A member that ends after it has loaded takes the leader with it.
+fn listen(
+    socket: &LeaderEnd,
+    device: usize,
+    progress: &GroupProgress,
+    answer: &mpsc::Sender<Result<u64, String>>,
+) {
+    let mut has_loaded = false;
+    let ended = loop {
+        match socket.receive() {
+            Ok(Some((FromMember::Loading(at), _))) => {
+                progress.record(device, LoadProgress { done: at.done, total: at.total });
+            }
+            Ok(Some((FromMember::Loaded(loaded), _))) => {
+                has_loaded = true;
+                let _ = answer.send(Ok(loaded.weight_bytes));
+            }
+            Ok(Some((FromMember::Refused(reason), _))) => {
+                let _ = answer.send(Err(reason));
+                return;
+            }
+            Ok(None) => {}
+            Err(ended) => break ended,
+        }
+    };
+    if has_loaded {
+        end_group(device, &ended);
+    }
+}
+
+/// Ends this process, because a part of its weights is gone: no answer may come from the rest. The supervisor
+/// restarts the group, and gateways repeat the requests that were running.
+fn end_group(device: usize, ended: &ReceiveError) -> ! {
+    tracing::error!(device, cause = %ended, "a device of the group ended, so the whole executor ends");
+    std::process::exit(Exit::Failed.number().into());
+}
+
+/// Progress of all devices, as one.
+#[derive(Debug)]
+struct GroupProgress {
+    devices: Vec<[AtomicU64; 2]>,
+}
+
+impl GroupProgress {
+    fn new(devices: usize) -> Self {
+        Self { devices: (0..devices).map(|_| Default::default()).collect() }
+    }
+
+    /// Records the progress of one device and returns that of the group.
+    fn record(&self, device: usize, at: LoadProgress) -> LoadProgress {
+        let [done, total] = &self.devices[device];
+        // Threads of a device report out of order.
+        done.fetch_max(at.done, Relaxed);
+        total.store(at.total, Relaxed);
+        let sum = |number: usize| self.devices.iter().map(|of| of[number].load(Relaxed)).sum();
+        LoadProgress { done: sum(0), total: sum(1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_of_a_group_is_that_of_all_its_devices() {
+        let group = GroupProgress::new(2);
+        let at = |done, total| LoadProgress { done, total };
+        assert_eq!(group.record(0, at(5, 10)), at(5, 10));
+        assert_eq!(group.record(1, at(1, 20)), at(6, 30));
+        assert_eq!(group.record(0, at(3, 10)), at(6, 30), "a late report takes nothing back");
+    }
+}
