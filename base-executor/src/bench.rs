@@ -25,7 +25,10 @@ use settings::{DeviceChoice, DeviceGroup, DeviceSplit};
 use types::{AdapterVersion, BlockId};
 
 use crate::{
-    device_group::{self, leader::GroupOptions},
+    device_group::{
+        self,
+        leader::{GroupOptions, other_cores},
+    },
     model_loader::{kv_dtype, precision_of},
 };
 
@@ -175,8 +178,8 @@ fn on_cpu(
     let cores = first.map(|cores| cores.0.iter().map(|&core| core as usize).collect());
     let cores = cores.unwrap_or_else(|| (0..config.threads).collect());
     let options = ResidentOptions { cores, kv_bytes, kv_dtype };
-    let adapters = weights.adapter_precision();
-    Ok((ResidentModel::new(weights, &options)?, adapters))
+    let (adapters, others) = (weights.adapter_precision(), other_cores(config.devices.as_ref()));
+    Ok((ResidentModel::new(weights, &options)?.with_borrowed_cores(&options.cores, &others)?, adapters))
 }
 
 /// Returns the options of a device group, if there is more than one device.

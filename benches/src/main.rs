@@ -13,7 +13,7 @@
 //!   (training jobs beside PEFT), [`tinker`] (tenants that train and sample), [`perf_model`] (cost of
 //!   ranks), [`picker`] (the routing decision of the endpoint picker), [`stream`] (a base streamed
 //!   from disk), [`grammar`] (structured output), [`openvino`] (prompts and batches beside OpenVINO),
-//!   [`vllm`] (servers beside vLLM), [`many_cores`] (the pass on more cores than the machine has);
+//!   [`vllm`] (servers beside vLLM), [`devices`] (one base over several devices), [`many_cores`] (the pass on more cores than the machine has);
 //! - [`holobiont_runner`] and [`peer`]: drivers of each side, by its benchmark command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and their rows and plots;
 //! - [`oracle_draft`]: a drafter of chosen quality; [`requests`]: requests to an engine in this process;
@@ -31,6 +31,7 @@ mod arrivals;
 mod board;
 mod cold;
 mod config;
+mod devices;
 mod divergence;
 mod executors;
 mod fairness;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Name, SuiteConfig},
-    divergence, executors, fairness, fleet, forecast, gpu, grammar, limits, llama_cpp,
+    devices, divergence, executors, fairness, fleet, forecast, gpu, grammar, limits, llama_cpp,
     machine::Cores,
     many_cores, openvino, perf_model, picker, push, receipts, remote_executor,
     report::{Comparison, SuiteOutcome},
@@ -59,6 +59,7 @@ fn run_on_cpu(config: &SuiteConfig, names: Vec<Name>) -> Result<SuiteOutcome> {
 fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     match name {
         Name::Openvino => openvino::run(config, cores),
+        Name::Devices => devices::run(config, cores),
         Name::Vllm => vllm::run(config, cores),
         Name::Xab => xab::run(config, cores),
         Name::Limits => limits::run(config, cores),

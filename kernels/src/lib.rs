@@ -49,5 +49,5 @@ pub use linear::{
     linear_ring, linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_bf16,
     linear_transposed_rounded, linear_unrounded,
 };
-pub use pool::ThreadPool;
+pub use pool::{BorrowedCores, ThreadPool};
 pub use types::TensorType;

@@ -43,10 +43,22 @@ const SOON: Duration = Duration::from_millis(10);
 pub struct ThreadPool {
     shared: Arc<PoolShared>,
     helpers: Vec<JoinHandle<()>>,
+    /// Number of the helpers on borrowed cores, which come last.
+    lent: usize,
+    borrowed: BorrowedCores,
     /// Core of the thread that calls [`ThreadPool::run`]; taken at the first call.
     callers_core: Option<usize>,
     help: HelperPause,
     rehearsal: Option<SimulatedPool>,
+}
+
+/// Whether the helpers on borrowed cores take part in regions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BorrowedCores {
+    /// The lenders compute there.
+    Returned,
+    /// The lenders sleep.
+    Used,
 }
 
 /// Decides whether helpers are worth their stalls.
@@ -84,20 +96,32 @@ impl ThreadPool {
     /// # Errors
     /// Fails if the operating system refuses a thread.
     pub fn new(cores: &[usize]) -> io::Result<Self> {
+        Self::with_borrowed(cores, &[])
+    }
+
+    /// Creates a pool like [`ThreadPool::new`], with further helpers on cores of other processes, which sleep at
+    /// times. These helpers take part while [`ThreadPool::use_borrowed`] says so.
+    ///
+    /// # Errors
+    /// Fails if the operating system refuses a thread.
+    pub fn with_borrowed(cores: &[usize], borrowed: &[usize]) -> io::Result<Self> {
         // If a later thread is refused, dropping the pool ends the earlier ones.
         let mut pool = Self {
             shared: Arc::new(PoolShared::new()),
             helpers: Vec::new(),
+            lent: borrowed.len(),
+            borrowed: BorrowedCores::Returned,
             callers_core: cores.first().copied(),
             help: HelperPause::new(),
             rehearsal: None,
         };
-        for &core in cores.iter().skip(1) {
+        let own = cores.iter().skip(1).map(|&core| (core, false));
+        for (core, is_borrowed) in own.chain(borrowed.iter().map(|&core| (core, true))) {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("compute-{core}"));
             pool.helpers.push(builder.spawn(move || {
                 let _ = pin(core);
-                shared.help();
+                shared.help(if is_borrowed { &shared.borrowed } else { &shared.own });
             })?);
         }
         Ok(pool)
@@ -112,6 +136,8 @@ impl ThreadPool {
         Self {
             shared: Arc::new(PoolShared::new()),
             helpers: Vec::new(),
+            lent: 0,
+            borrowed: BorrowedCores::Returned,
             callers_core: None,
             help: HelperPause::new(),
             rehearsal: Some(SimulatedPool::new(threads)),
@@ -123,10 +149,23 @@ impl ThreadPool {
         self.rehearsal.as_mut().map(SimulatedPool::take).unwrap_or_default()
     }
 
-    /// Returns the number of threads, the caller included; for a rehearsal the simulated number.
+    /// Lets the helpers on borrowed cores take part in later regions, or not; returns the earlier choice. A
+    /// late helper may still take a chunk of a region without them.
+    pub fn use_borrowed(&mut self, borrowed: BorrowedCores) -> BorrowedCores {
+        std::mem::replace(&mut self.borrowed, borrowed)
+    }
+
+    /// Returns the number of threads that take part, the caller included; for a rehearsal the simulated number.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.rehearsal.as_ref().map_or(self.helpers.len() + 1, |rehearsal| rehearsal.threads)
+        self.rehearsal.as_ref().map_or(self.active_helpers() + 1, |rehearsal| rehearsal.threads)
+    }
+
+    fn active_helpers(&self) -> usize {
+        match self.borrowed {
+            BorrowedCores::Used => self.helpers.len(),
+            BorrowedCores::Returned => self.helpers.len() - self.lent,
+        }
     }
 
     /// Runs `work(0)` to `work(chunks - 1)`, each once, on all threads, and returns when all are done.
@@ -141,13 +180,13 @@ impl ThreadPool {
         if let Some(rehearsal) = &mut self.rehearsal {
             return rehearsal.run(chunks, work);
         }
-        if chunks <= 1 || self.helpers.is_empty() || self.help.is_paused() {
+        if chunks <= 1 || self.active_helpers() == 0 || self.help.is_paused() {
             return alone(chunks, &work);
         }
         // The upper half of the range is reserved for late claims.
         let count = u32::try_from(chunks).ok().filter(|&chunks| chunks <= u32::MAX / 2);
         let count = count.expect("a region has fewer than 2^31 chunks");
-        self.shared.open(&work, count);
+        self.shared.open(&work, count, self.borrowed);
         let begin = Instant::now();
         self.shared.work_until_none_is_left();
         let own = begin.elapsed();
@@ -165,7 +204,8 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.wake_helpers();
+        self.shared.own.ring();
+        self.shared.borrowed.ring();
         for helper in self.helpers.drain(..) {
             let _ = helper.join();
         }
@@ -217,6 +257,30 @@ mod tests {
                     counts.iter().all(|count| count.load(Ordering::Relaxed) == 1),
                     "{threads} threads, {chunks} chunks"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn helpers_on_borrowed_cores_take_part_while_they_are_used() {
+        let mut pool = ThreadPool::with_borrowed(&[0], &[0, 0]).expect("threads on core 0");
+        for (borrowed, threads) in
+            [(BorrowedCores::Returned, 1), (BorrowedCores::Used, 3), (BorrowedCores::Returned, 1)]
+        {
+            pool.use_borrowed(borrowed);
+            assert_eq!(pool.threads(), threads);
+            let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+            let caller = std::thread::current().id();
+            let others = AtomicUsize::new(0);
+            for _ in 0..50 {
+                pool.run(100, |chunk| {
+                    counts[chunk].fetch_add(1, Ordering::Relaxed);
+                    others.fetch_add(usize::from(std::thread::current().id() != caller), Ordering::Relaxed);
+                });
+            }
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 50));
+            if threads == 1 {
+                assert_eq!(others.load(Ordering::Relaxed), 0, "the caller works alone");
             }
         }
     }

@@ -39,6 +39,10 @@ pub use layout::{DEPTH, LAYOUT_HASH};
 pub use leader::GroupLeader;
 pub use member::{GroupMember, JoinGroupError};
 
+/// Number of rows from which a call is long: the member sleeps after it at once, so that the leader's threads
+/// may use the member's cores until the next call.
+pub const LONG_CALL_ROWS: u32 = 64;
+
 /// Maximum number of members of a group besides the leader.
 pub const MAX_MEMBERS: u32 = 15;
 

@@ -154,7 +154,7 @@ proptest! {
         // Without a call that waits for another member, which never does anything here.
         region.words()[FIRST_CALL + 10].store(u32::MAX, relaxed);
         region.words()[POSTED].store(posted, relaxed);
-        let member = member(&leader, 0);
+        let mut member = member(&leader, 0);
         match member.next_call() {
             Ok(Some(call)) => {
                 let mut values = [0.0; 4];

@@ -57,6 +57,12 @@ impl GroupOptions {
     }
 }
 
+/// Returns the cores of all devices of a group but the first.
+pub(crate) fn other_cores(group: Option<&DeviceGroup>) -> Vec<usize> {
+    let others = group.into_iter().flat_map(|group| group.devices().iter().skip(1));
+    others.flat_map(|cores| &cores.0).map(|&core| core as usize).collect()
+}
+
 /// The members of a group, which wait for the leader's calls once they serve.
 #[derive(Debug)]
 pub(crate) struct Members {

@@ -36,7 +36,7 @@ use crate::{
     device::{ArrivalNotifier, FreeBytes},
     device_group::{
         self,
-        leader::{GroupOptions, GroupStart, Members},
+        leader::{GroupOptions, GroupStart, Members, other_cores},
     },
     device_memory_split::DeviceBytes,
     progress::LoadingProgress,
@@ -186,7 +186,8 @@ impl BaseDevice for HostDevice {
                 .context("--device-bytes is more than this machine can address")?,
             kv_dtype: kv_dtype(config.kv_dtype),
         };
-        let mut model = ResidentModel::new(weights, &options)?;
+        let others = other_cores(config.devices.as_ref());
+        let mut model = ResidentModel::new(weights, &options)?.with_borrowed_cores(cores, &others)?;
         if config.offers_exact() {
             model.commit();
         }

@@ -64,6 +64,8 @@ pub(crate) enum Name {
     Push,
     /// Verification of an answer's receipt, beside decoding the answer.
     Receipts,
+    /// One base over several devices of one core each, beside one executor on these cores.
+    Devices,
     /// Two executors behind one gateway, beside one.
     Executors,
     /// Cost of ranks in steps and prompts, padded and not, as the performance model predicts it.

@@ -20,7 +20,7 @@ pub(crate) struct BenchProgram {
     program: PathBuf,
     model: PathBuf,
     threads: usize,
-    options: &'static [&'static str],
+    options: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -33,11 +33,16 @@ struct BenchOutput {
 
 impl BenchProgram {
     pub(crate) fn new(binaries: &Path, model: &Path, threads: usize) -> Self {
-        Self { program: binaries.join("base-executor"), model: model.to_path_buf(), threads, options: &[] }
+        Self {
+            program: binaries.join("base-executor"),
+            model: model.to_path_buf(),
+            threads,
+            options: Vec::new(),
+        }
     }
 
-    pub(crate) fn with(self, options: &'static [&'static str]) -> Self {
-        Self { options, ..self }
+    pub(crate) fn with(self, options: &[&str]) -> Self {
+        Self { options: options.iter().map(|&option| option.to_owned()).collect(), ..self }
     }
 }
 
@@ -45,7 +50,7 @@ impl HolobiontRunner for BenchProgram {
     fn rates(&self, load: SyntheticLoad) -> Result<TokenRates> {
         let mut command = Command::new(&self.program);
         command.arg("bench").arg("--json").arg("--model").arg(&self.model);
-        command.args(self.options);
+        command.args(&self.options);
         for (option, value) in [
             ("--threads", self.threads),
             ("--prompt", load.prompt_tokens),

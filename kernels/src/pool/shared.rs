@@ -14,6 +14,8 @@ use std::{
 
 use rustix::thread::futex;
 
+use super::BorrowedCores;
+
 /// Time that an idle helper polls before it parks. Regions of a step follow each other within tens of
 /// microseconds; between steps other processes (a gateway) need the core more than a spinning helper does.
 const IDLE_SPIN: Duration = Duration::from_micros(60);
@@ -43,6 +45,32 @@ type RegionJob = *const (dyn Fn(usize) + Sync);
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// Wakes some of the helpers.
+pub(super) struct HelperBell {
+    /// Incremented at each region of these helpers; they park on it.
+    doorbell: Padded<AtomicU32>,
+    parked: AtomicU32,
+}
+
+impl HelperBell {
+    fn new() -> Self {
+        Self { doorbell: Padded(AtomicU32::new(0)), parked: AtomicU32::new(0) }
+    }
+
+    pub(super) fn ring(&self) {
+        // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
+        self.doorbell.0.fetch_add(1, Ordering::SeqCst);
+        self.wake_some();
+    }
+
+    /// Wakes a few parked helpers, each of which wakes as many, so that the caller need not wake all in turn.
+    fn wake_some(&self) {
+        if self.parked.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.doorbell.0, futex::Flags::PRIVATE, WOKEN_AT_ONCE);
+        }
+    }
+}
+
 pub(super) struct PoolShared {
     /// `chunks << 32 | next to claim`; the lower half exceeds the upper by one for each late claim.
     state: Padded<AtomicU64>,
@@ -50,9 +78,10 @@ pub(super) struct PoolShared {
     pending: Padded<AtomicU32>,
     /// Whether the caller is parked on `pending`.
     caller_parked: AtomicBool,
-    /// Incremented at each region; helpers park on it.
-    doorbell: Padded<AtomicU32>,
-    parked_helpers: AtomicU32,
+    /// Bell of the helpers on the pool's own cores.
+    pub(super) own: HelperBell,
+    /// Bell of the helpers on borrowed cores.
+    pub(super) borrowed: HelperBell,
     job: UnsafeCell<Option<RegionJob>>,
     pub(super) panicked: AtomicBool,
     pub(super) stop: AtomicBool,
@@ -70,16 +99,22 @@ impl PoolShared {
             state: Padded(AtomicU64::new(0)),
             pending: Padded(AtomicU32::new(0)),
             caller_parked: AtomicBool::new(false),
-            doorbell: Padded(AtomicU32::new(0)),
-            parked_helpers: AtomicU32::new(0),
+            own: HelperBell::new(),
+            borrowed: HelperBell::new(),
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         }
     }
 
-    /// Publishes a region. Only the pool's owner calls this, and only when no region is open.
-    pub(super) fn open<'a>(&self, work: &'a (dyn Fn(usize) + Sync + 'a), chunks: u32) {
+    /// Publishes a region, and wakes the helpers on borrowed cores if they take part. Only the pool's owner
+    /// calls this, and only when no region is open.
+    pub(super) fn open<'a>(
+        &self,
+        work: &'a (dyn Fn(usize) + Sync + 'a),
+        chunks: u32,
+        borrowed: BorrowedCores,
+    ) {
         // SAFETY: the lifetime is erased; `run` does not return before every chunk is done, and the pointer is only
         // followed by holders of a chunk.
         let job: RegionJob =
@@ -89,19 +124,9 @@ impl PoolShared {
         self.pending.0.store(chunks, Ordering::Relaxed);
         // SYNC POINT region-open: releases the job and `pending` to the thread that claims a chunk.
         self.state.0.store(u64::from(chunks) << 32, Ordering::Release);
-        self.wake_helpers();
-    }
-
-    pub(super) fn wake_helpers(&self) {
-        // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
-        self.doorbell.0.fetch_add(1, Ordering::SeqCst);
-        self.wake_some();
-    }
-
-    /// Wakes a few parked helpers, each of which wakes as many, so that the caller need not wake all in turn.
-    fn wake_some(&self) {
-        if self.parked_helpers.load(Ordering::SeqCst) > 0 {
-            let _ = futex::wake(&self.doorbell.0, futex::Flags::PRIVATE, WOKEN_AT_ONCE);
+        self.own.ring();
+        if borrowed == BorrowedCores::Used {
+            self.borrowed.ring();
         }
     }
 
@@ -158,11 +183,11 @@ impl PoolShared {
         begin.elapsed()
     }
 
-    /// Runs a helper thread until the pool stops.
-    pub(super) fn help(&self) {
+    /// Runs a helper thread, which hears `bell`, until the pool stops.
+    pub(super) fn help(&self, bell: &HelperBell) {
         let (mut seen, mut last_long_yield) = (0, None);
         while !self.stop.load(Ordering::SeqCst) {
-            let look = || self.doorbell.0.load(Ordering::SeqCst) != seen;
+            let look = || bell.doorbell.0.load(Ordering::SeqCst) != seen;
             let rest = IDLE_SPIN.saturating_sub(SELFISH_SPIN);
             let rung = spin_until(SELFISH_SPIN, look)
                 || if last_long_yield.is_some_and(|at: Instant| at.elapsed() < NO_YIELD) {
@@ -171,12 +196,12 @@ impl PoolShared {
                     yield_until(rest, &mut last_long_yield, look)
                 };
             if !rung {
-                self.parked_helpers.fetch_add(1, Ordering::SeqCst);
-                let _ = futex::wait(&self.doorbell.0, futex::Flags::PRIVATE, seen, None);
-                self.parked_helpers.fetch_sub(1, Ordering::SeqCst);
-                self.wake_some();
+                bell.parked.fetch_add(1, Ordering::SeqCst);
+                let _ = futex::wait(&bell.doorbell.0, futex::Flags::PRIVATE, seen, None);
+                bell.parked.fetch_sub(1, Ordering::SeqCst);
+                bell.wake_some();
             }
-            seen = self.doorbell.0.load(Ordering::SeqCst);
+            seen = bell.doorbell.0.load(Ordering::SeqCst);
             self.work_until_none_is_left();
         }
     }

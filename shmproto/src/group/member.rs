@@ -7,7 +7,9 @@ use super::layout::{self, CallSlot, DEPTH};
 use super::leader::is_reached;
 use super::memory::GroupMemory;
 use super::signal::SharedCount;
-use super::{CallsOfMember, GroupCall, GroupGeometry, GroupViolation, GroupWork, check_place};
+use super::{
+    CallsOfMember, GroupCall, GroupGeometry, GroupViolation, GroupWork, LONG_CALL_ROWS, check_place,
+};
 use crate::atomic::Ordering::Relaxed;
 use crate::layer::{SiteOp, SitePath};
 use crate::memory::copy;
@@ -37,6 +39,8 @@ pub struct GroupMember {
     index: u32,
     done: u32,
     spin: Duration,
+    /// Whether the last call was long.
+    was_long: bool,
 }
 
 impl GroupMember {
@@ -68,7 +72,7 @@ impl GroupMember {
     }
 
     pub(super) fn over(shared: Arc<GroupMemory>, index: u32, spin: Duration) -> Self {
-        Self { shared, index, done: 0, spin }
+        Self { shared, index, done: 0, spin, was_long: false }
     }
 
     /// Returns the sizes of the group.
@@ -82,10 +86,11 @@ impl GroupMember {
     ///
     /// # Errors
     /// Returns a [`GroupViolation`] if the leader wrote no valid call.
-    pub fn next_call(&self) -> Result<Option<GroupCall>, GroupViolation> {
+    pub fn next_call(&mut self) -> Result<Option<GroupCall>, GroupViolation> {
         let head = &self.shared.member(self.index as usize).posted;
         let posted = SharedCount { count: &head.count, sleepers: &head.sleepers };
-        let posted = posted.wait(self.spin, |count| count != self.done);
+        let spin = if self.was_long { Duration::ZERO } else { self.spin };
+        let posted = posted.wait(spin, |count| count != self.done);
         if posted.wrapping_sub(self.done) > DEPTH {
             return Err(GroupViolation::Jump { posted, done: self.done });
         }
@@ -98,6 +103,7 @@ impl GroupMember {
             let done = SharedCount { count: &head.count, sleepers: &head.sleepers };
             done.wait(self.spin, |done| is_reached(done, count));
         }
+        self.was_long = call.rows >= LONG_CALL_ROWS;
         Ok(Some(call))
     }
 

@@ -10,7 +10,8 @@ mod loaded;
 use std::{io, sync::Arc};
 
 pub use kernels::attention::KvPrecision;
-use kernels::{Activations, Isa, ThreadPool};
+use kernels::{Activations, BorrowedCores, Isa, ThreadPool};
+use shmproto::group::LONG_CALL_ROWS;
 use types::BlockId;
 
 pub use self::loaded::{LoadedWeights, SharedBase, kv_shape};
@@ -132,6 +133,19 @@ impl<L: HostLayers> ResidentModel<L> {
         &mut self.compute.pool
     }
 
+    /// Lets long passes compute on `borrowed` cores too, which belong to processes that sleep between calls of
+    /// long passes: the members of a device group.
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started.
+    pub fn with_borrowed_cores(mut self, cores: &[usize], borrowed: &[usize]) -> Result<Self, ResidentError> {
+        let pool = ThreadPool::with_borrowed(cores, borrowed);
+        let refused = |source| ResidentError::Threads { cores: [cores, borrowed].concat(), source };
+        self.compute.pool = pool.map_err(refused)?;
+        Ok(self)
+    }
+
     /// Returns the number of KV blocks.
     #[must_use]
     pub fn kv_blocks(&self) -> usize {
@@ -199,6 +213,9 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         logits: &mut Vec<f32>,
         company: &mut dyn PassHooks,
     ) -> Result<(), L::Error> {
+        let rows: usize = batch.iter().map(|slice| slice.tokens.len()).sum();
+        let is_long = rows >= LONG_CALL_ROWS as usize;
+        self.compute.pool.use_borrowed(if is_long { BorrowedCores::Used } else { BorrowedCores::Returned });
         let config = &self.frame.config;
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, &found);

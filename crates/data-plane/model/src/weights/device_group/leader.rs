@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use kernels::{Activations, SumFrom};
+use kernels::{Activations, BorrowedCores, SumFrom, ThreadPool};
 use shmproto::group::{GroupCall, GroupGeometry, GroupLeader, GroupWork, PLACE_VALUES};
 
 use super::{ShardWeights, shard::first_output};
@@ -102,12 +102,17 @@ impl GroupLayers {
         let group = &mut *shared.lock();
         let others: Vec<_> = shares.iter().filter_map(|share| Some((share.member?, share))).collect();
         let most = rows_at_once(group.geometry(), site.columns, &others);
+        let borrowed = compute.pool.use_borrowed(BorrowedCores::Returned);
         let mut rest = own.parts(call, base);
         let mut first = 0;
         while first < rows {
             let block = first..rows.min(first + most);
             if !others.is_empty() {
-                group.write_inputs(0, &x.values()[block.start * site.columns..block.end * site.columns]);
+                // In a long pass the members sleep until they are called, and after they have answered.
+                compute.pool.use_borrowed(borrowed);
+                let values = &x.values()[block.start * site.columns..block.end * site.columns];
+                write_inputs(&mut compute.pool, group, values, site.columns);
+                compute.pool.use_borrowed(BorrowedCores::Returned);
             }
             let posted: Vec<_> = others
                 .iter()
@@ -118,10 +123,10 @@ impl GroupLayers {
                 // The leader computes all rows at once, while the members compute the first block.
                 evaluate(compute, site, call, x, &parts, SumFrom::Zero, out);
             }
-            for (&(member, share), calls) in others.iter().zip(posted) {
-                group.wait(calls);
-                gather(group, member, share, block.clone(), (base, outputs), out);
-            }
+            posted.into_iter().for_each(|calls| group.wait(calls));
+            compute.pool.use_borrowed(borrowed);
+            let out = &mut out[block.start * outputs..block.end * outputs];
+            gather(&mut compute.pool, group, &others, (base, outputs), out);
             first = block.end;
         }
     }
@@ -140,6 +145,7 @@ impl GroupLayers {
         if others.is_empty() {
             return evaluate(compute, site, call, x, &parts, SumFrom::Zero, out);
         }
+        let borrowed = compute.pool.use_borrowed(BorrowedCores::Returned);
         let most = rows_at_once(group.geometry(), columns, &others);
         let chunk_rows = rows.div_ceil(CHUNKS).max(CHUNK_ROWS).min(most);
         // As many chunks as lie side by side in the areas are under way at once.
@@ -179,6 +185,7 @@ impl GroupLayers {
             }
             first = end;
         }
+        compute.pool.use_borrowed(borrowed);
     }
 }
 
@@ -317,20 +324,39 @@ fn forward_call(call: SiteCall, rows: usize) -> GroupCall {
     GroupCall { site: call.site.0, work, rows, input: 0, output: 0, after: None }
 }
 
-/// Copies a member's outputs of the rows `block` into `out`, whose rows begin at output `base` of the site.
+/// Number of rows that a thread copies at a time; even, because values are written in pairs.
+const COPIED_ROWS: usize = 32;
+
+/// Copies rows into the area of inputs with all threads of `pool`.
+fn write_inputs(pool: &mut ThreadPool, group: &GroupLeader, rows: &[f32], columns: usize) {
+    let step = COPIED_ROWS * columns;
+    pool.run(rows.len().div_ceil(step), |chunk| {
+        let first = chunk * step;
+        group.write_inputs(first, &rows[first..rows.len().min(first + step)]);
+    });
+}
+
+/// Copies the members' outputs of some rows into `out`, whose rows have `width` values and begin at output
+/// `base` of the site, with all threads of `pool`.
 fn gather(
+    pool: &mut ThreadPool,
     group: &GroupLeader,
-    member: usize,
-    share: &CallShare,
-    block: Range<usize>,
+    others: &[(usize, &CallShare)],
     (base, width): (usize, usize),
     out: &mut [f32],
 ) {
-    let (from, to) = (share.outputs.start - share.first, share.outputs.start - base);
-    let rows = out[block.start * width..block.end * width].chunks_exact_mut(width);
-    for (at, row) in rows.enumerate() {
-        group.read_outputs(member, at * share.width + from, &mut row[to..to + share.outputs.len()]);
-    }
+    // Each lock is taken once, by the thread that copies the chunk.
+    let chunks: Vec<Mutex<&mut [f32]>> = out.chunks_mut(COPIED_ROWS * width).map(Mutex::new).collect();
+    pool.run(chunks.len(), |chunk| {
+        let mut rows = chunks[chunk].lock().unwrap_or_else(PoisonError::into_inner);
+        for (row, at) in rows.chunks_exact_mut(width).zip(chunk * COPIED_ROWS..) {
+            for &(member, share) in others {
+                let (from, to) = (share.outputs.start - share.first, share.outputs.start - base);
+                let values = &mut row[to..to + share.outputs.len()];
+                group.read_outputs(member, at * share.width + from, values);
+            }
+        }
+    });
 }
 
 /// Copies a member's columns of the gradient `g` into rows of its own width. Columns that the call does not
