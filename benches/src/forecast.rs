@@ -4,10 +4,10 @@
 //! Poisson requests of twenty adapters of mixed ranks go to the real deployment and, with those costs,
 //! through the fleet of `holobiont simulate`.
 //!
-//! - [`deployment`]: three executors on two cores. [`share`]: CPU share of each executor.
+//! - [`deployment`]: three executors on two cores. [`cpu_quota`]: CPU share of each executor.
 
+mod cpu_quota;
 mod deployment;
-mod share;
 
 use std::{path::PathBuf, time::Duration};
 

@@ -29,7 +29,7 @@
 //! - `sum`: the running softmax sum of a query.
 //! - `bf16_rounding`: rounding to the bf16 values that attention multiplies.
 //! - `bf16`: keys and values in bf16, multiplied by the matrix unit or by vectors with the same bits.
-//! - `share`: splits long contexts of few queries among threads.
+//! - `split_kv`: splits long contexts of few queries among threads.
 
 mod append;
 mod attend;
@@ -37,7 +37,7 @@ mod bf16;
 mod bf16_rounding;
 mod kv_dtype;
 mod layout;
-mod share;
+mod split_kv;
 mod sum;
 
 use std::{io, marker::PhantomData, sync::Arc};
@@ -49,7 +49,7 @@ use self::{
     append::{Append, AppendAs},
     attend::{Attend, AttendIn, TILE_ROWS, TileTarget, segments, tiles},
     bf16::{AppendBf16, AttendBf16},
-    share::SplitTiles,
+    split_kv::SplitTiles,
 };
 use crate::{blocks::BlockMemory, isa::Isa, pool::ThreadPool};
 

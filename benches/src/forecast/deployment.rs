@@ -18,7 +18,7 @@ use serde_json::Value;
 use simulator::cost::CostModel;
 use tempfile::TempDir;
 
-use super::share::CpuQuota;
+use super::cpu_quota::CpuQuota;
 use crate::{
     config::SuiteConfig,
     holobiont_runner::{DeploymentPlacement, EnvSetting, Holobiont, Installation},

@@ -21,7 +21,7 @@
 //! - `integer_weights`: integer weights decoded in registers. `word_sums`: sums over them, for any weights.
 //! - `byte_planes`: sums over codes, where the instruction set multiplies bytes faster than words.
 //! - `digit_tiles`: sums over digits of many rows, on a matrix unit.
-//! - `share`: distribution of the work to threads. `bytes`: conversion between words and bytes.
+//! - `partition`: distribution of the work to threads. `bytes`: conversion between words and bytes.
 
 mod byte_planes;
 mod bytes;
@@ -29,7 +29,7 @@ mod digit_tiles;
 mod form;
 mod integer_weights;
 mod modulus;
-mod share;
+mod partition;
 mod word_sums;
 
 pub use form::ModularForm;

@@ -16,7 +16,7 @@
 //!     configuration `peft_config` finds.
 //!   - [`uri`]: URIs of adapters; [`remote`] fetches the files, and `uri_loads` loads them.
 //!   - `base_binding`: binds the adapters of one of several bases to its hash.
-//!   - `uncancelled`: runs a change to its end, even if the caller stops waiting.
+//!   - `detached_task`: runs a change to its end, even if the caller stops waiting.
 //!   - `on_demand`: loads an adapter into an executor when a request needs it there, and evicts others.
 //!   - `restore`: prepares an executor that was just connected.
 //!   - `merged_load`: leases a merged adapter; `merged` parses, creates and remembers merged adapters.
@@ -33,7 +33,7 @@
 //! - `publication`: registers the result of a fine-tuning job for the gateway that works on the job.
 //! - `download`: files of an adapter for download.
 //! - `listing`: the adapters as reported to the endpoint picker.
-//! - `share`: number and bytes of the adapters that one tenant may publish.
+//! - `tenant_quota`: number and bytes of the adapters that one tenant may publish.
 //! - `names`: rules for adapter names; [`errors`] has the error types, [`stats`] the counters.
 //!
 //! # The life of a load
@@ -55,6 +55,7 @@
 mod base;
 mod base_binding;
 pub mod database;
+mod detached_task;
 pub(crate) mod download;
 pub mod entry;
 pub mod errors;
@@ -80,11 +81,10 @@ mod replication;
 pub mod request;
 pub mod residency;
 mod restore;
-mod share;
 pub mod stats;
 pub mod store;
 pub mod table;
-mod uncancelled;
+mod tenant_quota;
 mod unload;
 pub mod upload;
 pub mod uri;

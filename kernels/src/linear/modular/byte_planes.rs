@@ -24,7 +24,7 @@ mod sums;
 
 use std::marker::PhantomData;
 
-use super::share::{PanelRange, for_panels};
+use super::partition::{PanelRange, for_panels};
 use crate::{
     isa::Isa,
     linear::{

@@ -25,7 +25,7 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::{
     integer_weights::{DecodeIntegers, decode},
-    share::{Inputs, PanelRange, for_inputs, for_panels},
+    partition::{Inputs, PanelRange, for_inputs, for_panels},
 };
 use crate::{
     isa::{Isa, MatrixUnit},

@@ -16,7 +16,7 @@ use super::{
     bytes::to_u64,
     halves,
     integer_weights::{DecodeIntegers, decode},
-    share::{Inputs, PanelRange, for_inputs, for_panels},
+    partition::{Inputs, PanelRange, for_inputs, for_panels},
 };
 use crate::{
     activations::GROUP,

@@ -4,9 +4,9 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     database::{Database, DatabaseError, signed},
+    detached_task::to_end,
     errors::AdapterError,
     registry::Registry,
-    uncancelled::to_end,
 };
 use crate::random;
 

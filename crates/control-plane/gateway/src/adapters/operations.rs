@@ -1,5 +1,5 @@
 //! Changes of the registry: load and replace. A change is answered when it is on disk, unless the adapter is
-//! ephemeral, and runs to its end even if its caller goes away (`uncancelled`).
+//! ephemeral, and runs to its end even if its caller goes away (`detached_task`).
 
 use std::{
     path::Path,
@@ -14,6 +14,7 @@ use types::{AdapterId, AdapterVersion, TenantId};
 use super::{
     base::{Base, ComparedText},
     database::{DatabaseError, Labels, OwnTemplate, Record},
+    detached_task::to_end,
     entry::AdapterEntry,
     errors::AdapterError,
     jail::AdapterLocation,
@@ -22,10 +23,9 @@ use super::{
     publication::Publication,
     registry::Registry,
     request::{LoadRequest, Replace, Terms, check_replace},
-    share::LoadOrigin,
     store::{CacheHold, Durability, Incoming},
     table::AdapterNames,
-    uncancelled::to_end,
+    tenant_quota::LoadOrigin,
 };
 use crate::{
     clock::{now_us, seconds_since_1970},

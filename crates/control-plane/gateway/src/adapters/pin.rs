@@ -5,8 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use types::AdapterId;
 
 use super::{
-    entry::AdapterEntry, errors::AdapterError, registry::Registry, residency::ExecutorAdapters,
-    uncancelled::to_end,
+    detached_task::to_end, entry::AdapterEntry, errors::AdapterError, registry::Registry,
+    residency::ExecutorAdapters,
 };
 
 /// Whether an adapter stays resident while no request uses it.

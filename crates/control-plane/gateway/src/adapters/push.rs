@@ -15,15 +15,15 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     base::{Base, ComparedText},
+    detached_task::to_end,
     entry::AdapterEntry,
     errors::AdapterError,
     names::check_name,
     peft_config::HeaderReader,
     registry::Registry,
     request::{LoadRequest, Terms},
-    share::LoadOrigin,
     store::{AdapterStore, Durability, PushedWeights, StoreError},
-    uncancelled::to_end,
+    tenant_quota::LoadOrigin,
 };
 use crate::thread;
 

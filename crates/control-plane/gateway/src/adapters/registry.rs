@@ -23,12 +23,12 @@ use super::{
     },
     remote::{RemoteAdapters, RemoteOptions},
     residency::{ExecutorAdapters, Tier},
-    share::TenantQuota,
     stats::{RegistryCounters, RegistryStats},
     store::{
         AdapterStore, BucketAddress, CacheHold, CleanupScope, EphemeralStorage, FetchStats, bucket::Bucket,
     },
     table::AdapterNames,
+    tenant_quota::TenantQuota,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, random::random_u64, thread};
 

@@ -4,12 +4,12 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{
     database::DatabaseError,
+    detached_task::to_end,
     entry::AdapterEntry,
     errors::AdapterError,
     registry::Registry,
     request::check_generation,
     store::{CleanupScope, ContentId},
-    uncancelled::to_end,
 };
 use crate::{lock::lock, thread};
 

@@ -11,8 +11,8 @@ use super::{
     names::{check_chosen_name, check_tenant},
     registry::{MAX_LOADS, Registry},
     request::{LoadRequest, check_replace},
-    share::LoadOrigin,
     store::{IncomingAdapter, StoreError},
+    tenant_quota::LoadOrigin,
 };
 
 impl Registry {

@@ -24,7 +24,7 @@ use super::{
     registry::Registry,
     remote::{FetchKey, StagedAdapter, stats::SchemeStats},
     request::{LoadRequest, Replace},
-    share::LoadOrigin,
+    tenant_quota::LoadOrigin,
     uri::{AdapterUri, UriScheme},
 };
 use crate::{
