@@ -70,7 +70,7 @@ impl MemoryBudget {
     }
 
     #[must_use]
-    pub fn figures(&self) -> MemoryAccountStats {
+    pub fn stats(&self) -> MemoryAccountStats {
         MemoryAccountStats {
             limit_bytes: self.all.limit_bytes(),
             weights_bytes: self.weights.held_bytes(),
@@ -125,9 +125,9 @@ pub(crate) fn bound_bytes() -> u64 {
     }
 }
 
-/// Returns the limits of the groups in `told`, the text of `/proc/self/cgroup`, and of their parents.
-fn of_groups<'a>(root: &'a Path, told: &'a str) -> impl Iterator<Item = u64> + 'a {
-    let limits = told.lines().filter_map(move |line| {
+/// Returns the limits of the groups in `cgroups`, the text of `/proc/self/cgroup`, and of their parents.
+fn of_groups<'a>(root: &'a Path, cgroups: &'a str) -> impl Iterator<Item = u64> + 'a {
+    let limits = cgroups.lines().filter_map(move |line| {
         let (_, group) = line.split_once(':')?;
         let (controllers, path) = group.split_once(":/")?;
         // Version 2 has one tree for all controllers, version 1 one tree per controller.
@@ -174,7 +174,7 @@ mod tests {
         fs::create_dir_all(&unit).unwrap();
         fs::write(unit.join("memory.max"), "max\n").unwrap();
         fs::write(root.path().join("system.slice/memory.max"), "4096\n").unwrap();
-        let limits = |told| of_groups(root.path(), told).collect::<Vec<_>>();
+        let limits = |cgroups| of_groups(root.path(), cgroups).collect::<Vec<_>>();
         assert_eq!(limits("0::/system.slice/holobiont.service\n"), [4096]);
         assert!(limits("1:name=systemd:/init.scope\n").is_empty());
         fs::create_dir_all(root.path().join("memory/docker/it")).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     fn several_on_one_machine_are_held_to_their_parts_of_it() {
         let limit = |part: Option<&str>| {
             let part = part.map(|part| part.parse().unwrap());
-            MemoryBudget::of_this_machine(part, 50).figures().limit_bytes
+            MemoryBudget::of_this_machine(part, 50).stats().limit_bytes
         };
         let whole = limit(None);
         assert_eq!((limit(Some("1/3")), limit(Some("4096"))), (whole / 3, 4096));
@@ -203,7 +203,7 @@ mod tests {
         assert!(refused.starts_with("no memory for blocks: 30 bytes do not fit"), "{refused}");
         assert!(refused.contains("memory of this machine") && refused.ends_with("lower --device-bytes"));
         assert_eq!(
-            budget.figures(),
+            budget.stats(),
             MemoryAccountStats { limit_bytes: 100, weights_bytes: 80, ..MemoryAccountStats::default() }
         );
     }

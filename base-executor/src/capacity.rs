@@ -127,7 +127,7 @@ fn host_memory(executor: &ExecutorConfig, base: &BaseFootprint<'_>) -> Value {
         "pool_bytes": on_cpu(base.pool),
         "adapter_bytes": executor.adapter_bytes.0,
         "kv_offload_bytes": executor.host_bytes.0,
-        "limit_bytes": limit.figures().limit_bytes,
+        "limit_bytes": limit.stats().limit_bytes,
         "free_bytes": free_bytes(),
     })
 }

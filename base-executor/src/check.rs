@@ -57,11 +57,11 @@ enum AdapterCheckReport {
     Unusable(Vec<AdapterError>),
     /// The text files beside the adapter are unusable.
     BadText(String),
-    Usable(AdapterFacts),
+    Usable(AdapterSummary),
 }
 
 #[derive(Debug)]
-struct AdapterFacts {
+struct AdapterSummary {
     kind: AdapterKind,
     generation: String,
     modules: usize,
@@ -138,7 +138,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
     let (vocabulary, modules) = (adapter.vocabulary(), adapter.modules());
     let head = adapter.classification_head();
     let adapter = adapter.adapter();
-    Ok(AdapterCheckReport::Usable(AdapterFacts {
+    Ok(AdapterCheckReport::Usable(AdapterSummary {
         kind,
         generation: match &template {
             Some(source) => adapter.generation.with_chat_template(source).to_string(),
@@ -242,7 +242,7 @@ impl AdapterCheckReport {
                 std::iter::once(head).chain(problems.iter().map(|problem| format!("  {problem}"))).collect()
             }
             Self::BadText(why) => vec!["not usable: 1 problem".to_owned(), format!("  {why}")],
-            Self::Usable(facts) => facts.lines(),
+            Self::Usable(summary) => summary.lines(),
         }
     }
 
@@ -258,7 +258,7 @@ impl AdapterCheckReport {
             Self::BadText(why) => {
                 json!({ "usable": false, "found": true, "problems": [{ "message": why }] })
             }
-            Self::Usable(facts) => facts.json(),
+            Self::Usable(summary) => summary.json(),
         }
     }
 }
@@ -290,7 +290,7 @@ fn problem(error: &AdapterError) -> Value {
     }
 }
 
-impl AdapterFacts {
+impl AdapterSummary {
     fn lines(&self) -> Vec<String> {
         let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, .. } =
             self;

@@ -97,16 +97,16 @@ impl fmt::Debug for GrammarWorkers {
 
 impl GrammarWorkers {
     /// Starts the threads for the vocabulary of the model at `path`; `program` is the compiling process. A
-    /// thread calls `bell` whenever a waiting sequence can continue.
+    /// thread calls `waker` whenever a waiting sequence can continue.
     ///
     /// # Errors
     /// If a thread cannot be started.
     pub fn of_model(
         path: PathBuf,
         program: PathBuf,
-        bell: impl Fn() + Send + Sync + 'static,
+        waker: impl Fn() + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
-        Self::over(Box::new(move || read(&path)), program, LOOK_BUDGET, bell)
+        Self::over(Box::new(move || read(&path)), program, LOOK_BUDGET, waker)
     }
 
     /// Starts the threads for the vocabulary that `read` returns, with `budget` in place of [`LOOK_BUDGET`].
@@ -117,11 +117,11 @@ impl GrammarWorkers {
         read: Vocabulary,
         program: PathBuf,
         budget: Duration,
-        bell: impl Fn() + Send + Sync + 'static,
+        waker: impl Fn() + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let lookers = (cores / CORES_PER_LOOKER).clamp(MIN_LOOKERS, MAX_LOOKERS);
-        let bell: EngineWaker = Arc::new(bell);
+        let waker: EngineWaker = Arc::new(waker);
         let work = Arc::new(TenantQueue::new(NO_LIMIT, lookers));
         let compiling = Arc::new(TenantQueue::new(NO_LIMIT, PROCESSES));
         // Dropping `helpers` ends the started threads if a later one fails to start.
@@ -129,14 +129,14 @@ impl GrammarWorkers {
         let compilers = Arc::new(Compilers::new(read, program));
         for _ in 0..lookers {
             let (work, compiling) = (Arc::clone(&work), Arc::clone(&compiling));
-            let (compilers, bell) = (Arc::clone(&compilers), Arc::clone(&bell));
+            let (compilers, waker) = (Arc::clone(&compilers), Arc::clone(&waker));
             // The thread is not joined, because it ends when its queue is closed.
-            crate::spawn("grammars", move || mask_workers::serve(&work, &compiling, &compilers, &bell))?;
+            crate::spawn("grammars", move || mask_workers::serve(&work, &compiling, &compilers, &waker))?;
         }
         for _ in 0..PROCESSES {
-            let (queue, compilers, bell) =
-                (Arc::clone(&compiling), Arc::clone(&compilers), Arc::clone(&bell));
-            crate::spawn("compiler", move || compilers.serve(&queue, &bell))?;
+            let (queue, compilers, waker) =
+                (Arc::clone(&compiling), Arc::clone(&compilers), Arc::clone(&waker));
+            crate::spawn("compiler", move || compilers.serve(&queue, &waker))?;
         }
         Ok(helpers)
     }

@@ -245,9 +245,9 @@ impl Placement<PreparedAdapter> for AdapterDeviceTier {
             return Ok(LoadCompletion::Now);
         }
         // A required adapter may evict cached KV blocks; an optional one takes only free blocks.
-        let [free, idle] = pool.room_for_adapter();
-        let room = if must_fit { idle } else { free };
-        if !pool.has_adapter_place(id) && blocks as usize > room {
+        let [free, idle] = pool.free_adapter_blocks();
+        let available = if must_fit { idle } else { free };
+        if !pool.has_adapter_place(id) && blocks as usize > available {
             return if must_fit { Err(self.no_room(pool, bytes)) } else { Ok(LoadCompletion::Now) };
         }
         let way = self.load(pool, id, adapter, class);

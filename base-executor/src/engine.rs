@@ -122,7 +122,7 @@ pub struct Engine<P: ForwardPass> {
     began_at: Instant,
     welcome: Welcome,
     stats: Stats,
-    pulse: ComputeHeartbeat,
+    heartbeat: ComputeHeartbeat,
     /// Time at which running requests fail; set when the process shuts down.
     draining_until: Option<Instant>,
     /// Whether the latest step found no memory.
@@ -159,17 +159,17 @@ impl<P: ForwardPass> Engine<P> {
             clock,
             welcome,
             stats: Stats::default(),
-            pulse: ComputeHeartbeat::default(),
+            heartbeat: ComputeHeartbeat::default(),
             draining_until: None,
             is_short: false,
             budget: MemoryBudget::default(),
         }
     }
 
-    /// Reports its loops to `pulse`.
+    /// Reports its loops to `heartbeat`.
     #[must_use]
-    pub(crate) fn with_pulse(self, pulse: ComputeHeartbeat) -> Self {
-        Self { pulse, ..self }
+    pub(crate) fn with_heartbeat(self, heartbeat: ComputeHeartbeat) -> Self {
+        Self { heartbeat, ..self }
     }
 
     /// Sets the device tier; without one, adapters are on the device as soon as they are loaded.
@@ -249,11 +249,11 @@ impl<P: ForwardPass> Engine<P> {
             let Ok(event) = events.try_recv() else { break };
             self.handle(event);
         }
-        self.pulse.beat(self.figures());
+        self.heartbeat.beat(self.gauges());
         true
     }
 
-    fn figures(&self) -> EngineGauges {
+    fn gauges(&self) -> EngineGauges {
         EngineGauges {
             adapters: count(self.tiers.host.len()),
             running: count(self.queues.running().len()),
@@ -269,7 +269,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Runs one loop: computes the next tokens of the scheduled sequences and sends the outputs.
     pub fn step(&mut self) {
-        self.tell_cache_the_time();
+        self.advance_cache_clock();
         self.expire();
         self.admit_ready();
         self.admit();
@@ -317,12 +317,12 @@ impl<P: ForwardPass> Engine<P> {
             EngineEvent::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
             EngineEvent::GetStats(caller) => self.answer_stats(caller),
             EngineEvent::WatchBlocks(connection) => self.watch_blocks(connection),
-            EngineEvent::Pulse => {}
+            EngineEvent::Wake => {}
             EngineEvent::Drain { until } => {
                 failpoint::pass("executor.drain_begun");
                 self.draining_until = Some(until);
                 if let Some(layers) = &self.computing.layers {
-                    layers.hub.drain();
+                    layers.dispatcher.drain();
                 }
             }
         }

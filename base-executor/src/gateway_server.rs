@@ -114,13 +114,13 @@ pub(crate) async fn bind(path: &Path) -> Result<BoundSocket, ServiceError> {
 }
 
 /// Serves gateways until the compute thread has ended.
-pub async fn serve<A: Send + 'static>(bound: BoundSocket, doors: ServerHandles<A>) {
+pub async fn serve<A: Send + 'static>(bound: BoundSocket, servers: ServerHandles<A>) {
     let BoundSocket { place, sender, receiver, backend, departures, waiting } = bound;
     let mut service = Service {
         sender,
         backend,
-        engine: doors.engine,
-        loader: doors.loader,
+        engine: servers.engine,
+        loader: servers.loader,
         peers: HashMap::new(),
         connections: 0,
         forwarders: JoinSet::new(),
@@ -128,7 +128,7 @@ pub async fn serve<A: Send + 'static>(bound: BoundSocket, doors: ServerHandles<A
     for (peer, instance) in waiting {
         service.connect(peer, instance).await;
     }
-    service.run(receiver, departures, doors.shutdown, doors.engine_ended).await;
+    service.run(receiver, departures, servers.shutdown, servers.engine_ended).await;
     drop(place);
 }
 

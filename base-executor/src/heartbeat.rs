@@ -33,11 +33,11 @@ pub(crate) struct ComputeHeartbeat(Arc<HeartbeatCounters>);
 
 impl ComputeHeartbeat {
     /// Counts one loop and stores the load.
-    pub(crate) fn beat(&self, figures: EngineGauges) {
+    pub(crate) fn beat(&self, gauges: EngineGauges) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
-        self.0.adapters.store(figures.adapters, Ordering::Relaxed);
-        self.0.running.store(figures.running, Ordering::Relaxed);
-        self.0.waiting.store(figures.waiting, Ordering::Relaxed);
+        self.0.adapters.store(gauges.adapters, Ordering::Relaxed);
+        self.0.running.store(gauges.running, Ordering::Relaxed);
+        self.0.waiting.store(gauges.waiting, Ordering::Relaxed);
     }
 
     /// Returns the number of loops. A constant number despite pending work means that the thread hangs.
@@ -48,8 +48,8 @@ impl ComputeHeartbeat {
 
     /// Returns the load at the start of the latest loop.
     #[must_use]
-    pub(crate) fn figures(&self) -> EngineGauges {
-        let read = |figure: &AtomicU32| figure.load(Ordering::Relaxed);
+    pub(crate) fn gauges(&self) -> EngineGauges {
+        let read = |gauge: &AtomicU32| gauge.load(Ordering::Relaxed);
         EngineGauges {
             adapters: read(&self.0.adapters),
             running: read(&self.0.running),

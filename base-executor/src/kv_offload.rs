@@ -83,9 +83,9 @@ impl DerefMut for BlockBytes {
 pub struct CopyNotifier(Arc<dyn Fn(FileCopy) + Send + Sync>);
 
 impl CopyNotifier {
-    /// Calls `told` on a thread that may wait.
-    pub fn new(told: impl Fn(FileCopy) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(told))
+    /// Calls `on_copied` on a thread that may wait.
+    pub fn new(on_copied: impl Fn(FileCopy) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(on_copied))
     }
 }
 
@@ -97,14 +97,14 @@ impl std::fmt::Debug for CopyNotifier {
 
 /// Notifies the engine once, with a failure if the copy is dropped.
 struct CompletionGuard {
-    told: CopyNotifier,
+    on_copied: CopyNotifier,
     copy: Option<FileCopy>,
 }
 
 impl CompletionGuard {
     fn end(&mut self, ended: FileCopy) {
         if self.copy.take().is_some() {
-            (self.told.0)(ended);
+            (self.on_copied.0)(ended);
         }
     }
 }
@@ -112,7 +112,7 @@ impl CompletionGuard {
 impl Drop for CompletionGuard {
     fn drop(&mut self) {
         if let Some(copy) = self.copy.take() {
-            (self.told.0)(copy);
+            (self.on_copied.0)(copy);
         }
     }
 }
@@ -146,18 +146,18 @@ struct Reading {
     block: BlockId,
     slot: u32,
     record: BlockRecord,
-    room: OffloadCapacity,
+    capacity: OffloadCapacity,
     asked: CompletionGuard,
 }
 
 impl CopySource for Reading {
     fn next_bytes(&self) -> Option<usize> {
-        self.asked.copy.is_some().then_some(self.room.block_bytes)
+        self.asked.copy.is_some().then_some(self.capacity.block_bytes)
     }
 
     fn copy_next(&mut self) {
         failpoint::pass("executor.block_read");
-        let bytes = self.room.block().and_then(|mut bytes| {
+        let bytes = self.capacity.block().and_then(|mut bytes| {
             let read = self.store.read(StoreSlot(self.slot), &self.record, &mut bytes);
             read.map_err(|error| log_store_error(&error)).ok().map(|_| bytes)
         });
@@ -190,7 +190,7 @@ pub struct ReadRequest {
 struct Disk {
     store: Arc<BlockStore>,
     copies: CopyEngine,
-    told: CopyNotifier,
+    on_copied: CopyNotifier,
     writing: HashMap<u32, HeldBlock>,
     /// Reads not yet started: urgent ones, and others.
     unread: [VecDeque<ReadRequest>; 2],
@@ -216,7 +216,7 @@ impl OffloadCapacity {
 pub struct KvOffload {
     host: HashMap<u32, HeldBlock>,
     disk: Option<Disk>,
-    room: OffloadCapacity,
+    capacity: OffloadCapacity,
 }
 
 impl KvOffload {
@@ -225,7 +225,7 @@ impl KvOffload {
     pub fn new(block_bytes: usize, host_blocks: u32, account: &MemoryAccount) -> Self {
         let blocks = host_blocks as usize + max_writes(block_bytes) + MAX_READS;
         let account = account.part("offloaded KV blocks", (blocks * block_bytes) as u64);
-        Self { room: OffloadCapacity { block_bytes, account }, ..Self::default() }
+        Self { capacity: OffloadCapacity { block_bytes, account }, ..Self::default() }
     }
 
     /// Adds a disk tier. If `first` is set, background copies yield to its disk reads.
@@ -235,13 +235,13 @@ impl KvOffload {
     pub fn with_store(
         mut self,
         store: BlockStore,
-        told: CopyNotifier,
+        on_copied: CopyNotifier,
         first: Option<Arc<dyn ForegroundIo>>,
     ) -> io::Result<Self> {
         self.disk = Some(Disk {
             store: Arc::new(store),
             copies: first.map_or_else(|| CopyEngine::start(None), CopyEngine::start_behind)?,
-            told,
+            on_copied,
             writing: HashMap::new(),
             unread: Default::default(),
             reading: Vec::new(),
@@ -253,18 +253,18 @@ impl KvOffload {
     /// Returns the size of a block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        self.room.block_bytes
+        self.capacity.block_bytes
     }
 
     /// Returns memory for one more block; `None` if the budget is exhausted.
     #[must_use]
     pub fn block(&self) -> Option<BlockBytes> {
-        self.room.block()
+        self.capacity.block()
     }
 
     /// Returns the number of blocks that may be offloaded now.
     #[must_use]
-    pub fn room(&self, now: Instant) -> usize {
+    pub fn free_blocks(&self, now: Instant) -> usize {
         match &self.disk {
             None => *WRITES.end(),
             Some(disk) if disk.is_paused(now) => 0,
@@ -297,7 +297,7 @@ impl KvOffload {
         let Some(disk) = &mut self.disk else { return };
         disk.writing.insert(slot, (node, Arc::clone(&bytes)));
         let failed = FileCopy::Written { node, slot, outcome: CopyOutcome::Failed };
-        let asked = CompletionGuard { told: disk.told.clone(), copy: Some(failed) };
+        let asked = CompletionGuard { on_copied: disk.on_copied.clone(), copy: Some(failed) };
         let write = WriteRequest { store: Arc::clone(&disk.store), node, slot, record, bytes, asked };
         // The submission succeeds, because fewer writes are in transit than the queue holds.
         let _ = disk.copies.submit(CopyPriority::Preload, Box::new(write), Box::new(|_| {}));
@@ -318,7 +318,7 @@ impl KvOffload {
     pub fn read(&mut self, wanted: ReadRequest) {
         if let Some(disk) = &mut self.disk {
             disk.unread[usize::from(wanted.class != CopyPriority::Demand)].push_back(wanted);
-            disk.read_on(&self.room);
+            disk.read_on(&self.capacity);
         }
     }
 
@@ -352,7 +352,7 @@ impl KvOffload {
                 if let Some(at) = disk.reading.iter().position(|(reading, _)| reading == node) {
                     disk.reading.swap_remove(at);
                 }
-                disk.read_on(&self.room);
+                disk.read_on(&self.capacity);
             }
         }
     }
@@ -369,14 +369,14 @@ impl Disk {
     }
 
     /// Starts as many reads as allowed, urgent ones first.
-    fn read_on(&mut self, room: &OffloadCapacity) {
+    fn read_on(&mut self, capacity: &OffloadCapacity) {
         while self.reading.len() < MAX_READS {
             let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
             let Some(ReadRequest { node, block, slot, record, class }) = next else { return };
             let failed = FileCopy::Read { node, block, bytes: None };
-            let asked = CompletionGuard { told: self.told.clone(), copy: Some(failed) };
-            let (store, room) = (Arc::clone(&self.store), room.clone());
-            let read = Reading { store, node, block, slot, record, room, asked };
+            let asked = CompletionGuard { on_copied: self.on_copied.clone(), copy: Some(failed) };
+            let (store, capacity) = (Arc::clone(&self.store), capacity.clone());
+            let read = Reading { store, node, block, slot, record, capacity, asked };
             // The submission succeeds, as for writes.
             let taken = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
             self.reading.extend(taken.map(|ticket| (node, ticket)));

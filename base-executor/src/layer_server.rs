@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use layer_service::{
     dispatcher::Dispatcher,
     event_queue::{DispatcherEvent, DispatcherSender},
-    start::{BaseFacts, RunningServers, name_of, start},
+    start::{CatalogInfo, RunningServers, name_of, start},
 };
 use model::{
     client_weights::ClientWeightsPlan,
@@ -47,16 +47,17 @@ pub(crate) async fn run(
     let (progress, watched) = LoadingProgress::new();
     let (opened_sender, opened) = oneshot::channel();
     let (ended, compute_ended) = oneshot::channel::<()>();
-    let pulse = ComputeHeartbeat::default();
-    let (signs, config) = (pulse.clone(), config.clone());
+    let heartbeat = ComputeHeartbeat::default();
+    let (compute_heartbeat, config) = (heartbeat.clone(), config.clone());
     // The compute thread opens the model, so it owns the model from the beginning.
     let compute = spawn("layers-compute", move || {
         let _ended = ended;
         match open(&config, &progress) {
-            Ok((mut base, mut hub, doors)) => {
-                let is_awaited = opened_sender.send(Ok(hub.sender())).is_ok();
-                let served = if is_awaited { base.serve(&mut hub, &signs) } else { Ok(()) };
-                drop(doors);
+            Ok((mut base, mut dispatcher, servers)) => {
+                let is_awaited = opened_sender.send(Ok(dispatcher.sender())).is_ok();
+                let served =
+                    if is_awaited { base.serve(&mut dispatcher, &compute_heartbeat) } else { Ok(()) };
+                drop(servers);
                 served
             }
             Err(error) => {
@@ -65,20 +66,20 @@ pub(crate) async fn run(
             }
         }
     })?;
-    let telling = tokio::spawn(tell_progress(watched));
+    let progress_task = tokio::spawn(report_progress(watched));
     let opened = tokio::select! {
         opened = opened => opened,
         _ = shutdown.recv() => return Ok(()),
     };
-    telling.abort();
+    progress_task.abort();
     let fault = "a thread panicked while it opened the model; see the log and restart";
-    let hub: DispatcherSender = opened.context(fault)??;
+    let dispatcher: DispatcherSender = opened.context(fault)??;
     systemd::ready();
-    let bell = hub.clone();
-    let posted = tokio::spawn(systemd::keep_posted(pulse, move || bell.wake()));
+    let waker = dispatcher.clone();
+    let watchdog = tokio::spawn(systemd::report_status(heartbeat, move || waker.wake()));
     on_ready();
-    wait_for_end(&hub, shutdown, compute_ended).await;
-    posted.abort();
+    wait_for_end(&dispatcher, shutdown, compute_ended).await;
+    watchdog.abort();
     let ended = compute
         .join()
         .map_err(|_| anyhow::anyhow!("the compute thread panicked; see the log and restart"))?;
@@ -87,7 +88,7 @@ pub(crate) async fn run(
 
 /// Waits until the compute thread has ended.
 async fn wait_for_end(
-    hub: &DispatcherSender,
+    dispatcher: &DispatcherSender,
     mut shutdown: mpsc::Receiver<Duration>,
     mut ended: oneshot::Receiver<()>,
 ) {
@@ -96,14 +97,15 @@ async fn wait_for_end(
             _ = &mut ended => return,
             Some(_) = shutdown.recv() => {
                 systemd::stopping();
-                // Waiting calls are due soon, so there is no time limit. Without a hub the service has ended.
-                let _ = hub.send(DispatcherEvent::Drain);
+                // Waiting calls are due soon, so there is no time limit. Without a dispatcher the service has
+                // ended.
+                let _ = dispatcher.send(DispatcherEvent::Drain);
             }
         }
     }
 }
 
-async fn tell_progress(mut watched: watch::Receiver<shmproto::message::Loading>) {
+async fn report_progress(mut watched: watch::Receiver<shmproto::message::Loading>) {
     while watched.changed().await.is_ok() {
         systemd::loading(&watched.borrow_and_update());
     }
@@ -134,25 +136,24 @@ impl LayerModel {
     ) -> anyhow::Result<(Self, BaseDescription)> {
         match config.device {
             DeviceChoice::Cpu => {
-                let told = |at: LoadProgress| progress.done(at.done, at.total);
+                let on_progress = |at: LoadProgress| progress.done(at.done, at.total);
                 let base = match streaming::options(config)? {
-                    None => SiteModel::open_telling(path, cores, &told)?,
-                    Some(options) => {
-                        SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
-                    }
+                    None => SiteModel::open_with_progress(path, cores, &on_progress)?,
+                    Some(options) => SiteModel::open_streamed(path, &options, cores, &on_progress)
+                        .context(streaming::REMEDY)?,
                 };
-                let identity = || base.facts().identity;
+                let identity = || base.info().identity;
                 let precision =
                     PrecisionChoice::of(config).resolve(identity, || base.suitable_precision())?;
                 let mut base = base.with_precision(precision);
                 if config.offers_exact() {
                     base.commit();
                 }
-                let known = base.facts();
-                let (architecture, identity) = (known.architecture.clone(), known.identity);
+                let info = base.info();
+                let (architecture, identity) = (info.architecture.clone(), info.identity);
                 let (numerics, bytes) = (base.numerics(), base.bytes());
-                let told = BaseDescription { architecture, identity, numerics, bytes };
-                Ok((Self::Cpu(Box::new(base)), told))
+                let description = BaseDescription { architecture, identity, numerics, bytes };
+                Ok((Self::Cpu(Box::new(base)), description))
             }
             DeviceChoice::Cuda { ordinal } => {
                 let loaded = cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
@@ -169,14 +170,14 @@ impl LayerModel {
         }
     }
 
-    /// Serves until the hub has drained.
+    /// Serves until the dispatcher has drained.
     ///
     /// # Errors
     /// If the device is lost.
-    fn serve(&mut self, hub: &mut Dispatcher, pulse: &ComputeHeartbeat) -> Result<(), DeviceLost> {
+    fn serve(&mut self, dispatcher: &mut Dispatcher, heartbeat: &ComputeHeartbeat) -> Result<(), DeviceLost> {
         match self {
-            Self::Cpu(base) => serve(&mut **base, hub, pulse, |_| false),
-            Self::Cuda(base) => serve(&mut **base, hub, pulse, |base| base.is_lost()),
+            Self::Cpu(base) => serve(&mut **base, dispatcher, heartbeat, |_| false),
+            Self::Cuda(base) => serve(&mut **base, dispatcher, heartbeat, |base| base.is_lost()),
         }
     }
 }
@@ -196,26 +197,26 @@ fn open(
     // The plan precedes the weights, so that a model replaced meanwhile is detected.
     let plan = ClientWeightsPlan::of(&path)?;
     progress.stage("reading weights");
-    let (base, told) = LayerModel::load(config, &path, &cores, progress)?;
+    let (base, description) = LayerModel::load(config, &path, &cores, progress)?;
     anyhow::ensure!(
         plan.is_current(),
         "{} was written while it was loaded, so its weights may be wrong; start again when the file is \
          complete",
         path.display()
     );
-    let facts = BaseFacts {
+    let info = CatalogInfo {
         model: name_of(&config.model),
-        architecture: told.architecture.clone(),
-        base_hash: told.identity,
+        architecture: description.architecture.clone(),
+        base_hash: description.identity,
         context_length: 0,
-        kv: kv_precision(config, told.numerics),
-        adapters: adapter_precision(config, told.numerics),
+        kv: kv_precision(config, description.numerics),
+        adapters: adapter_precision(config, description.numerics),
         plan,
     };
     tracing::info!(
         model = %path.display(),
-        architecture = told.architecture,
-        weight_bytes = told.bytes,
+        architecture = description.architecture,
+        weight_bytes = description.bytes,
         device = %config.device,
         threads = cores.len(),
         "linear layers loaded"
@@ -226,35 +227,35 @@ fn open(
         let account = budget.bounded_weights(config.weights.bytes);
         budget::reserve(
             &account,
-            told.bytes as u64,
+            description.bytes as u64,
             "use a smaller base, or one with fewer bits per weight",
         )?;
     }
-    let (hub, doors) = start(settings, places, base.evaluate_sites(), facts, budget.clients)?;
-    Ok((base, hub, doors))
+    let (dispatcher, servers) = start(settings, places, base.evaluate_sites(), info, budget.clients)?;
+    Ok((base, dispatcher, servers))
 }
 
-/// Serves until the hub has drained, or `base` is lost.
+/// Serves until the dispatcher has drained, or `base` is lost.
 fn serve<B: EvaluateSites>(
     base: &mut B,
-    hub: &mut Dispatcher,
-    pulse: &ComputeHeartbeat,
+    dispatcher: &mut Dispatcher,
+    heartbeat: &ComputeHeartbeat,
     is_lost: impl Fn(&B) -> bool,
 ) -> Result<(), DeviceLost> {
     loop {
-        hub.poll();
-        let waiting = u32::try_from(hub.waiting_calls()).unwrap_or(u32::MAX);
-        pulse.beat(EngineGauges { adapters: 0, running: 0, waiting });
-        let served = hub.run_due(base);
+        dispatcher.poll();
+        let waiting = u32::try_from(dispatcher.waiting_calls()).unwrap_or(u32::MAX);
+        heartbeat.beat(EngineGauges { adapters: 0, running: 0, waiting });
+        let served = dispatcher.run_due(base);
         if is_lost(base) {
             return Err(DeviceLost);
         }
         if served.rows > 0 {
             continue;
         }
-        if hub.is_draining() && hub.is_idle() {
+        if dispatcher.is_draining() && dispatcher.is_idle() {
             return Ok(());
         }
-        hub.wait(Some(Instant::now() + LOOK));
+        dispatcher.wait(Some(Instant::now() + LOOK));
     }
 }

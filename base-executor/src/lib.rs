@@ -103,7 +103,7 @@ use self::{
     heartbeat::ComputeHeartbeat,
     kv_offload::CopyNotifier,
     loader::{LoadReply, Loader},
-    model_loader::{ModelFacts, OpenedModel, cpu, cuda},
+    model_loader::{ModelInfo, OpenedModel, cpu, cuda},
     progress::LoadingProgress,
 };
 
@@ -190,19 +190,19 @@ where
     let (engine_sender, events) = mpsc::channel(EVENT_QUEUE);
     let (opened_sender, opened) = oneshot::channel();
     let (ended, engine_ended) = oneshot::channel();
-    let pulse = ComputeHeartbeat::default();
-    let signs = pulse.clone();
-    let tell = teller(&engine_sender);
-    let arrivals = ArrivalNotifier::new(move |id| tell(EngineEvent::AdapterArrived(id)));
-    let tell = teller(&engine_sender);
-    let copied = CopyNotifier::new(move |copy| tell(EngineEvent::FileCopied(copy)));
-    let ring = bell(&engine_sender);
+    let heartbeat = ComputeHeartbeat::default();
+    let compute_heartbeat = heartbeat.clone();
+    let send = event_sender(&engine_sender);
+    let arrivals = ArrivalNotifier::new(move |id| send(EngineEvent::AdapterArrived(id)));
+    let send = event_sender(&engine_sender);
+    let on_copied = CopyNotifier::new(move |copy| send(EngineEvent::FileCopied(copy)));
+    let waker = engine_waker(&engine_sender);
     let reply = LoadReply::from(config.cold_start());
     // The compute thread opens the model, so it owns the model from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
-        let opened =
-            open(&progress, arrivals).and_then(|resident| prepare(resident, &config, signs, copied, ring));
+        let opened = open(&progress, arrivals)
+            .and_then(|resident| prepare(resident, &config, compute_heartbeat, on_copied, waker));
         hand_over(opened, opened_sender).map_or(Ok(()), |engine| engine.run(events))
     })?;
     let opened = bound.wait_for(watched, systemd::loading, async {
@@ -226,14 +226,14 @@ where
     // Never joined, because it may be in the middle of an unneeded file.
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded, reply))?;
     systemd::ready();
-    let posted = tokio::spawn(systemd::keep_posted(pulse, bell(&engine_sender)));
+    let watchdog = tokio::spawn(systemd::report_status(heartbeat, engine_waker(&engine_sender)));
     on_ready();
     gateway_server::serve(
         bound,
         ServerHandles { engine: engine_sender, loader: loader_sender, engine_ended, shutdown },
     )
     .await;
-    posted.abort();
+    watchdog.abort();
     let ended = engine.join();
     ended
         .map_err(|_| anyhow::anyhow!("the engine's thread panicked; see the log and restart"))?
@@ -242,7 +242,7 @@ where
 
 /// Returns a function that sends the engine an event, and waits while its queue is full. Events to an ended
 /// engine are dropped.
-fn teller<A>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn(EngineEvent<A>) + use<A> {
+fn event_sender<A>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn(EngineEvent<A>) + use<A> {
     let engine = engine.downgrade();
     move |event| {
         if let Some(engine) = engine.upgrade() {
@@ -252,11 +252,13 @@ fn teller<A>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn(EngineEvent<A>) +
 }
 
 /// Returns a function that makes the engine loop once. A full queue has the same effect.
-fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn() + Send + Sync + use<A> {
+fn engine_waker<A: Send + Sync + 'static>(
+    engine: &mpsc::Sender<EngineEvent<A>>,
+) -> impl Fn() + Send + Sync + use<A> {
     let engine = engine.downgrade();
     move || {
         if let Some(engine) = engine.upgrade() {
-            let _ = engine.try_send(EngineEvent::Pulse);
+            let _ = engine.try_send(EngineEvent::Wake);
         }
     }
 }
@@ -264,20 +266,21 @@ fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl
 fn prepare<P, L>(
     resident: OpenedModel<P, L>,
     config: &ExecutorConfig,
-    pulse: ComputeHeartbeat,
-    copied: CopyNotifier,
-    bell: impl Fn() + Send + Sync + 'static,
+    heartbeat: ComputeHeartbeat,
+    on_copied: CopyNotifier,
+    waker: impl Fn() + Send + Sync + 'static,
 ) -> anyhow::Result<(Engine<P>, (L, Budget))>
 where
     P: ForwardPass,
 {
-    let OpenedModel { pass, loader, placement, layers, budget, draft_model, facts } = resident;
-    let limits = limits(config, &facts);
-    let (cache, below) = memory::open(config, &pass, &facts, limits.context_length, &budget.history, copied)?;
-    let grammars = GrammarWorkers::of_model(facts.model_path.clone().into(), OWN_PROGRAM.into(), bell)?;
-    let welcome = welcome(facts, config, &limits, pass.vocab_size(), budget.adapters.limit_bytes());
+    let OpenedModel { pass, loader, placement, layers, budget, draft_model, info } = resident;
+    let limits = limits(config, &info);
+    let (cache, below) =
+        memory::open(config, &pass, &info, limits.context_length, &budget.history, on_copied)?;
+    let grammars = GrammarWorkers::of_model(info.model_path.clone().into(), OWN_PROGRAM.into(), waker)?;
+    let welcome = welcome(info, config, &limits, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
-    let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
+    let engine = engine.with_heartbeat(heartbeat).with_placement(placement).with_memory(cache, below);
     let engine = engine.with_drafts(drafts(config, draft_model)).with_grammars(grammars);
     let adapters = Budget::new(budget.adapters.clone());
     let engine = engine.with_budget(budget);
@@ -303,16 +306,16 @@ pub(crate) fn spawn<T: Send + 'static>(
     spawned.with_context(|| format!("cannot start the {name} thread"))
 }
 
-fn limits(config: &ExecutorConfig, facts: &ModelFacts) -> EngineLimits {
+fn limits(config: &ExecutorConfig, info: &ModelInfo) -> EngineLimits {
     let ExecutorConfig { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *config;
     let context_length =
-        config.context_length.map_or(facts.context_length, |cap| cap.min(facts.context_length));
-    let kv_blocks = facts.kv_blocks;
+        config.context_length.map_or(info.context_length, |cap| cap.min(info.context_length));
+    let kv_blocks = info.kv_blocks;
     EngineLimits { max_running, max_waiting, max_waiting_tokens, chunk_tokens, context_length, kv_blocks }
 }
 
 fn welcome(
-    facts: ModelFacts,
+    info: ModelInfo,
     config: &ExecutorConfig,
     limits: &EngineLimits,
     vocab_size: usize,
@@ -324,11 +327,11 @@ fn welcome(
         // The standard library seeds its hashers at random, so each process start gets another number.
         instance: RandomState::new().hash_one(std::process::id()),
         context_length: word(limits.context_length),
-        model_path: facts.model_path,
-        base_hash: facts.base_hash,
-        text_hash: facts.text_hash,
-        device: facts.device,
-        numbers: facts.numbers,
+        model_path: info.model_path,
+        base_hash: info.base_hash,
+        text_hash: info.text_hash,
+        device: info.device,
+        numbers: info.numbers,
         vocab_size: word(vocab_size),
         adapter_budget_bytes,
         // The engine sets it from the block pool.

@@ -25,7 +25,7 @@ use crate::{
     config::ExecutorConfig,
     device_memory_split::DeviceBytes,
     kv_offload::{CopyNotifier, KvOffload},
-    model_loader::ModelFacts,
+    model_loader::ModelInfo,
     startup,
 };
 
@@ -43,10 +43,10 @@ const LOCK_RETRY: Duration = Duration::from_millis(50);
 pub(crate) fn open<P: ForwardPass>(
     config: &ExecutorConfig,
     pass: &P,
-    facts: &ModelFacts,
+    info: &ModelInfo,
     context_length: usize,
     account: &MemoryAccount,
-    told: CopyNotifier,
+    on_copied: CopyNotifier,
 ) -> anyhow::Result<(Cache, KvOffload)> {
     let block_bytes = pass.block_bytes();
     let blocks = |bytes: u64| u32::try_from(bytes / (block_bytes as u64).max(1)).unwrap_or(u32::MAX);
@@ -57,7 +57,7 @@ pub(crate) fn open<P: ForwardPass>(
         disk,
         variant: variant(config.cache_policy),
         tau: Duration::from_millis(config.cache_decay_ms),
-        ..DeviceBytes::of(config).divide(facts.kv_blocks, context, block_bytes)
+        ..DeviceBytes::of(config).divide(info.kv_blocks, context, block_bytes)
     });
     cache.weigh(&weights(&config.cache_weights));
     let below = KvOffload::new(block_bytes, host, account);
@@ -68,7 +68,7 @@ pub(crate) fn open<P: ForwardPass>(
         );
         return Ok((cache, below));
     }
-    let fingerprint = fingerprint(facts).context("cannot read the file of this program")?;
+    let fingerprint = fingerprint(info).context("cannot read the file of this program")?;
     let layout = StoreLayout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
     let path = config.disk_directory().join(FILE);
     let OpenedStore { store, found, blocks, damaged } =
@@ -76,7 +76,8 @@ pub(crate) fn open<P: ForwardPass>(
     let restored = cache.restore(blocks);
     log_store(&path, found, restored.blocks, damaged + restored.dropped);
     let first = pass.sweep_figures().map(|figures| figures as Arc<dyn ForegroundIo>);
-    let below = below.with_store(store, told, first).context("cannot start the thread of the disk tier")?;
+    let below =
+        below.with_store(store, on_copied, first).context("cannot start the thread of the disk tier")?;
     Ok((cache, below))
 }
 
@@ -108,17 +109,12 @@ fn log_store(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
 }
 
 /// Hashes all that decides a block's bits: the base, the device, the data types, and this program.
-fn fingerprint(facts: &ModelFacts) -> io::Result<[u8; 32]> {
+fn fingerprint(info: &ModelInfo) -> io::Result<[u8; 32]> {
     let program = startup::program_hash()?;
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");
-    hasher.update(&facts.base_hash).update(&program);
-    let words = format!(
-        "{:?} {:?} {} {}",
-        facts.device.kind,
-        kernels::Isa::vectors(),
-        facts.device.name,
-        facts.numbers
-    );
+    hasher.update(&info.base_hash).update(&program);
+    let words =
+        format!("{:?} {:?} {} {}", info.device.kind, kernels::Isa::vectors(), info.device.name, info.numbers);
     hasher.update(words.as_bytes());
     Ok(*hasher.finalize().as_bytes())
 }

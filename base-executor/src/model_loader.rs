@@ -58,18 +58,18 @@ pub struct OpenedModel<P: ForwardPass, L> {
     pub budget: MemoryBudget,
     /// Drafter model, if one is set.
     pub draft_model: Option<DrafterFactory>,
-    pub facts: ModelFacts,
+    pub info: ModelInfo,
 }
 
 impl<P: ForwardPass, L> fmt::Debug for OpenedModel<P, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resident").field("facts", &self.facts).finish_non_exhaustive()
+        f.debug_struct("Resident").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
 /// Properties of the model for the engine and the gateways.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelFacts {
+pub struct ModelInfo {
     pub model_path: String,
     /// Content hash of the base's configuration, tensors and text files.
     pub base_hash: [u8; 32],
@@ -114,7 +114,7 @@ pub(crate) fn adapter_precision(config: &ExecutorConfig, numerics: BaseNumerics)
 /// revision that its answer was computed with.
 const ARITHMETIC_REVISION: u32 = 1;
 
-/// Returns [`ModelFacts::numbers`] of a base; a CPU computes its layers in `precision`.
+/// Returns [`ModelInfo::numbers`] of a base; a CPU computes its layers in `precision`.
 fn numbers(config: &ExecutorConfig, precision: Option<Precision>, numerics: BaseNumerics) -> String {
     let activations =
         precision.map_or_else(|| "the device's".to_owned(), |precision| format!("{precision:?}"));

@@ -23,10 +23,10 @@ pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOp
     let Some(bound) = config.weights.bytes else { return Ok(None) };
     let directory = config.weight_directory();
     prepare(&directory)?;
-    let pace = config.weights.disk_gbps.and_then(|gbps| NonZeroU64::new(gbps.bytes_per_s()));
-    if let Some(pace) = pace {
+    let bytes_per_s = config.weights.disk_gbps.and_then(|gbps| NonZeroU64::new(gbps.bytes_per_s()));
+    if let Some(bytes_per_s) = bytes_per_s {
         tracing::warn!(
-            bytes_per_s = pace,
+            bytes_per_s = bytes_per_s,
             "the bandwidth of the weights' disk is emulated; use this for experiments only"
         );
     }
@@ -35,7 +35,7 @@ pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOp
         program: startup::program_hash().context("cannot read the file of this program")?,
         bound_bytes: bound.0,
         readahead: config.weights.reads.into(),
-        pace,
+        bytes_per_s,
     }))
 }
 

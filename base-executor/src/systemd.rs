@@ -32,28 +32,28 @@ pub(crate) fn stopping() {
     send_status(&[NotifyState::Stopping, NotifyState::Status("stopping after running requests")]);
 }
 
-/// Feeds the watchdog and updates the status line forever. `poke` makes an idle compute thread loop.
-pub(crate) async fn keep_posted(pulse: ComputeHeartbeat, poke: impl Fn()) {
+/// Feeds the watchdog and updates the status line forever. `wake` makes an idle compute thread loop.
+pub(crate) async fn report_status(heartbeat: ComputeHeartbeat, wake: impl Fn()) {
     let watchdog = sd_notify::watchdog_enabled();
     let mut clock =
         interval(watchdog.map_or(LOOK, |limit| (limit / 4).clamp(Duration::from_millis(1), LOOK)));
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut beats, mut figures) = (pulse.beats(), EngineGauges::default());
+    let (mut beats, mut gauges) = (heartbeat.beats(), EngineGauges::default());
     loop {
         clock.tick().await;
-        let now = (pulse.beats(), pulse.figures());
+        let now = (heartbeat.beats(), heartbeat.gauges());
         if now.0 != beats && watchdog.is_some() {
             send_status(&[NotifyState::Watchdog]);
         }
-        if now.1 != figures {
+        if now.1 != gauges {
             send_status(&[NotifyState::Status(&serving(now.1))]);
         }
-        (beats, figures) = now;
-        poke();
+        (beats, gauges) = now;
+        wake();
     }
 }
 
-fn serving(figures: EngineGauges) -> String {
-    let EngineGauges { adapters, running, waiting } = figures;
+fn serving(gauges: EngineGauges) -> String {
+    let EngineGauges { adapters, running, waiting } = gauges;
     format!("serving {adapters} adapters; {running} requests run, {waiting} wait")
 }

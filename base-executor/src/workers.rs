@@ -142,25 +142,26 @@ impl WaitTime {
 }
 
 impl Workers {
-    /// Admits workers at `door`, for jobs of at most `rows` rows; also returns the dispatcher of their jobs.
+    /// Admits workers at `listener`, for jobs of at most `rows` rows; also returns the dispatcher of their
+    /// jobs.
     ///
     /// # Errors
     /// If there is no memory for the board, or the socket cannot be bound.
     pub fn start(
-        door: WorkerListener<'_>,
+        listener: WorkerListener<'_>,
         rows: usize,
         config: &ModelConfig,
         library: ImageRegistry,
     ) -> anyhow::Result<(Self, Box<dyn Assist>)> {
-        let geometry = geometry(config, rows, door.most);
+        let geometry = geometry(config, rows, listener.most);
         let (board, poster) = Board::new(geometry).context("no memory for the workers' board")?;
         let shared = SharedWorkerState::new(&board);
         let assistant = shared.assistant(poster);
-        Ok((Self::open(door, &geometry, shared, library)?, Box::new(assistant)))
+        Ok((Self::open(listener, &geometry, shared, library)?, Box::new(assistant)))
     }
 
     /// Admits workers for a GPU: rows go from the GPU to the workers and sums back, without the compute
-    /// thread. Without a door, the executor's own cores sum everything.
+    /// thread. Without a listener, the executor's own cores sum everything.
     ///
     /// The slab holds all rows of a pass at any linear layer, and the sums hold the outputs of any group. For
     /// a 7B model (inputs of up to 11,008, outputs of up to 22,016) and the default of 576 rows, these are 25
@@ -169,7 +170,7 @@ impl Workers {
     /// # Errors
     /// If there is no memory, the driver does not lock it, or the socket cannot be bound.
     pub fn start_on_device(
-        door: Option<WorkerListener<'_>>,
+        listener: Option<WorkerListener<'_>>,
         rows: JobRows,
         config: &ModelConfig,
         library: ImageRegistry,
@@ -177,7 +178,7 @@ impl Workers {
     ) -> anyhow::Result<(Self, Box<dyn DeviceAssist>)> {
         let BridgeSetup { cuda, cores, invocation } = bridging;
         let wire = |slab, sums_elements| CudaBridgeMemory::new(cuda, slab, sums_elements);
-        let (workers, bridge) = Self::start_bridged(door, rows, config, library, &cores, wire)?;
+        let (workers, bridge) = Self::start_bridged(listener, rows, config, library, &cores, wire)?;
         Ok((workers, Box::new(CudaBridge::new(bridge, invocation))))
     }
 
@@ -186,15 +187,15 @@ impl Workers {
     /// # Errors
     /// If there is no memory for the board, the socket cannot be bound, or `wire` fails.
     pub fn start_bridged<W: BridgeMemory>(
-        door: Option<WorkerListener<'_>>,
+        listener: Option<WorkerListener<'_>>,
         rows: JobRows,
         config: &ModelConfig,
         library: ImageRegistry,
         cores: &[usize],
         wire: impl FnOnce(ActivationSlab, usize) -> anyhow::Result<W>,
     ) -> anyhow::Result<(Self, Bridge<W>)> {
-        let door = door.filter(|door| door.most > 0);
-        let geometry = device_geometry(config, rows, door.map_or(1, |door| door.most));
+        let listener = listener.filter(|listener| listener.most > 0);
+        let geometry = device_geometry(config, rows, listener.map_or(1, |listener| listener.most));
         let too_large =
             "cannot make the workers' board; lower --chunk-tokens or --max-running if it is too large";
         let (board, poster) = Board::new(geometry).context(too_large)?;
@@ -204,18 +205,19 @@ impl Workers {
         let compute = Compute { pool, isa: Isa::best() };
         let slab = board.x_slab();
         let bridge = Bridge::new(shared.assistant(poster), compute, slab, geometry.x_elements, wire)?;
-        let workers = door.map(|door| Self::open(door, &geometry, shared, library)).transpose()?;
+        let workers =
+            listener.map(|listener| Self::open(listener, &geometry, shared, library)).transpose()?;
         Ok((workers.unwrap_or_default(), bridge))
     }
 
-    /// Opens the socket `door` for a board of this geometry.
+    /// Opens the socket of `listener` for a board of this geometry.
     fn open(
-        door: WorkerListener<'_>,
+        listener: WorkerListener<'_>,
         geometry: &Geometry,
         shared: Arc<SharedWorkerState>,
         library: ImageRegistry,
     ) -> anyhow::Result<Self> {
-        let WorkerListener { socket, memory, .. } = door;
+        let WorkerListener { socket, memory, .. } = listener;
         let board_bytes = geometry.control_bytes() + geometry.x_bytes();
         let board = memory.charge(board_bytes as u64);
         let board =
@@ -249,15 +251,15 @@ impl Workers {
         stats.worker_wait_us = shared.waits.us.load(Ordering::Relaxed);
         stats.workers_lost = shared.lost.load(Ordering::Relaxed);
         let seated = shared.seated();
-        for figures in shared.board.figures().seats {
-            let known = seated.iter().find(|seated| seated.worker == figures.worker.get());
+        for slot in shared.board.stats().seats {
+            let known = seated.iter().find(|seated| seated.worker == slot.worker.get());
             let Some(AttachedWorker { core, pid, .. }) = known.copied() else { continue };
             stats.workers.push(WorkerStats {
                 core,
                 pid,
-                slices: figures.slices,
-                rank_rows: figures.rank_rows,
-                taken_back: figures.taken_back,
+                slices: slot.slices,
+                rank_rows: slot.rank_rows,
+                taken_back: slot.taken_back,
             });
         }
         stats.workers.sort_by_key(|worker| (worker.core, worker.pid));

@@ -73,7 +73,7 @@ fn beside_a_flood(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     let flooded = [moderate.clone(), vec![(FLOODING, FLOOD * each)]].concat();
     let measure = |asking: &[(&str, f64)], round| -> Result<FairnessSample> {
         let tries = tenants.open(asking, LoadWindow { settle: SETTLE, length: LENGTH }, round)?;
-        figures(&tries[..MODERATE.len()], LENGTH)
+        samples(&tries[..MODERATE.len()], LENGTH)
     };
     let [beside, alone] = alternate(
         config.runs,
@@ -85,8 +85,8 @@ fn beside_a_flood(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
             case: format!("four tenants beside one that asks ten times as much: {what}"),
             unit,
             better,
-            ours: Samples::of(&beside, |figures| figures[index])?,
-            rival: rival("the four alone", Samples::of(&alone, |figures| figures[index])?),
+            ours: Samples::of(&beside, |samples| samples[index])?,
+            rival: rival("the four alone", Samples::of(&alone, |samples| samples[index])?),
             target: Some(target),
         })
     };
@@ -96,7 +96,7 @@ fn beside_a_flood(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     ])
 }
 
-fn figures(tries: &[TenantAttempts], length: Duration) -> Result<FairnessSample> {
+fn samples(tries: &[TenantAttempts], length: Duration) -> Result<FairnessSample> {
     let tokens: usize = tries.iter().map(TenantAttempts::tokens).sum();
     let first_ms = tries.iter().flat_map(TenantAttempts::first_tokens_ms).collect();
     Ok([tokens as f64 / length.as_secs_f64(), Samples::new(first_ms)?.quantile(0.99)])

@@ -81,7 +81,7 @@ fn compare(
     let mut blocks = None;
     for _ in 0..config.runs {
         let deployment = Deployment::start(config, cores, workload.adapters.len(), case.memory)?;
-        real.push(figures(&dialogue::run_dialogues(&deployment.server, &workload, case.recipe.end)?)?);
+        real.push(samples(&dialogue::run_dialogues(&deployment.server, &workload, case.recipe.end)?)?);
         blocks = Some(deployment.blocks);
     }
     let blocks = blocks.context("nothing was run")?;
@@ -100,7 +100,7 @@ fn compare(
                 case: format!("{}: {what}", case.name),
                 unit,
                 better,
-                ours: Samples::of(&real, |figures| figures[index])?,
+                ours: Samples::of(&real, |samples| samples[index])?,
                 rival: PeerSamples {
                     name: "holobiont-simulator".to_owned(),
                     format: "Q4_1".to_owned(),
@@ -112,7 +112,7 @@ fn compare(
         .collect()
 }
 
-fn figures(heard: &[DialogueTiming]) -> Result<ValidationSample> {
+fn samples(heard: &[DialogueTiming]) -> Result<ValidationSample> {
     let mean = |values: Vec<f64>| Samples::new(values).map(|samples| samples.mean());
     let sum = |of: fn(&DialogueTiming) -> usize| heard.iter().map(of).sum::<usize>() as f64;
     Ok([

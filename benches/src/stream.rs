@@ -60,7 +60,7 @@ struct StreamMeasurement {
 struct ReadMode {
     percent: u64,
     readahead: Readahead,
-    pace: Option<NonZeroU64>,
+    bytes_per_s: Option<NonZeroU64>,
 }
 
 impl StreamedSide {
@@ -73,7 +73,7 @@ impl StreamedSide {
             program: [0; 32],
             bound_bytes: all * way.percent / 100,
             readahead: way.readahead,
-            pace: way.pace,
+            bytes_per_s: way.bytes_per_s,
         };
         let streamed = (way.percent < 100).then_some((&[0; 32], &stream));
         let weights = LoadedWeights::open(&*source, streamed, threads, &|_| {})?;
@@ -88,13 +88,13 @@ impl StreamedSide {
         let blocks: Vec<BlockId> = (0..(streams * each) as u32).map(BlockId).collect();
         let tokens: Vec<u32> = (1000..1000 + 2 * STEPS as u32).collect();
         self.pass(&tokens[..STEPS], 0, &blocks, each)?;
-        let before = self.figures();
+        let before = self.totals();
         let begun = Instant::now();
         for at in STEPS..2 * STEPS {
             self.pass(&tokens[at..=at], at, &blocks, each)?;
         }
         let took = begun.elapsed().as_secs_f64();
-        let after = self.figures();
+        let after = self.totals();
         let [bytes, read, waited] = [0, 1, 2].map(|figure| after[figure] - before[figure]);
         let count = (streams * STEPS) as f64;
         Ok(StreamMeasurement {
@@ -114,14 +114,14 @@ impl StreamedSide {
         self.model.forward(&batch, &mut Vec::new()).context("a pass failed")
     }
 
-    fn model_figures(&self) -> Option<Arc<WeightStreamStats>> {
+    fn weight_stats(&self) -> Option<Arc<WeightStreamStats>> {
         self.model.sweep_figures()
     }
 
     /// Bytes read, seconds spent reading, and seconds waited.
-    fn figures(&self) -> [f64; 3] {
-        self.model.sweep_figures().map_or([0.0; 3], |figures| {
-            [figures.read_bytes() as f64, figures.read_time().as_secs_f64(), figures.waited().as_secs_f64()]
+    fn totals(&self) -> [f64; 3] {
+        self.model.sweep_figures().map_or([0.0; 3], |totals| {
+            [totals.read_bytes() as f64, totals.read_time().as_secs_f64(), totals.waited().as_secs_f64()]
         })
     }
 }
@@ -132,8 +132,13 @@ impl StreamedSide {
 /// If the model cannot be read, or there is not enough memory or disk.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let directory = tempfile::tempdir_in(config.model.parent().unwrap_or(Path::new(".")))?;
-    let side = |percent, readahead, pace| {
-        StreamedSide::open(&config.model, directory.path(), cores, ReadMode { percent, readahead, pace })
+    let side = |percent, readahead, bytes_per_s| {
+        StreamedSide::open(
+            &config.model,
+            directory.path(),
+            cores,
+            ReadMode { percent, readahead, bytes_per_s },
+        )
     };
     let mut resident = side(100, Readahead::Next, None)?;
     let mut rows = Vec::new();
@@ -148,9 +153,9 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
             rows.extend(history::run(&mut ahead, directory.path(), config.runs)?);
         }
     }
-    let pace = NonZeroU64::new(SLOW);
-    let mut slow = side(50, Readahead::Next, pace)?;
-    let mut std = side(50, Readahead::Nothing, pace)?;
+    let bytes_per_s = NonZeroU64::new(SLOW);
+    let mut slow = side(50, Readahead::Next, bytes_per_s)?;
+    let mut std = side(50, Readahead::Nothing, bytes_per_s)?;
     for streams in STREAMS {
         let case = "50 % of memory, emulated disk of 100 MiB/s";
         rows.extend(compare(case, streams, [&mut slow, &mut resident, &mut std], config.runs)?);

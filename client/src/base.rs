@@ -57,14 +57,14 @@ pub struct Cache {
 }
 
 /// Returns the path of the sparse copy of the session's base, and fetches the copy if it is missing. Calls
-/// `told` with the fetched bytes and the total.
+/// `on_progress` with the fetched bytes and the total.
 ///
 /// # Errors
 /// Fails if the executor does not send the files, or they cannot be stored.
 pub fn fetch(
     session: &mut Session,
     cache: &Cache,
-    told: &mut dyn FnMut(u64, u64),
+    on_progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PathBuf, BaseError> {
     let catalog = session.catalog();
     let place = cache.directory.join(AdapterVersion(catalog.base_hash).to_string());
@@ -85,7 +85,7 @@ pub fn fetch(
         let bytes = session.fetch(blob, wanted.offset, wanted.bytes)?;
         copy.write(&bytes)?;
         done += bytes.len() as u64;
-        told(done, total);
+        on_progress(done, total);
     }
     Ok(copy.finish()?)
 }

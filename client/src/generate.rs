@@ -98,13 +98,13 @@ impl GenerationContext<'_, '_> {
     /// Reports a token, after which the sequence has `tokens` tokens; returns a finish reason at the last.
     fn emit(&mut self, token: u32, tokens: usize) -> Option<GenerateFinish> {
         self.first_token.get_or_insert_with(|| self.begun.elapsed());
-        let told = (self.on_token)(token);
+        let flow = (self.on_token)(token);
         if self.task.stop_tokens.contains(&token) {
             Some(GenerateFinish::Stop)
         } else if tokens >= self.end {
             Some(GenerateFinish::Length)
         } else {
-            told.is_break().then_some(GenerateFinish::Stopped)
+            flow.is_break().then_some(GenerateFinish::Stopped)
         }
     }
 }
@@ -248,7 +248,7 @@ impl SplitModel {
         loop {
             let tree = self.draft(sequence, going);
             let (tree, segments) = self.sweep(sequence, tree, going)?;
-            let (mut walk, told) = (TreeVerifier::new(&tree), sequence.tokens.len());
+            let (mut walk, verified) = (TreeVerifier::new(&tree), sequence.tokens.len());
             let finish = loop {
                 let row = segments.row(walk.at()).unwrap_or(0);
                 let token = self.choose(sequence, going, row)?;
@@ -263,7 +263,7 @@ impl SplitModel {
                 self.commit_accepted(sequence, &segments, &verdict);
             }
             if let Some(drafting) = &mut going.drafting {
-                drafting.accept(&sequence.tokens[told..], &tree, &verdict);
+                drafting.accept(&sequence.tokens[verified..], &tree, &verdict);
             }
             if let Some(finish) = finish {
                 return Ok(finish);

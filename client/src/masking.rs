@@ -181,19 +181,21 @@ impl Masking {
         matches!(self, Self::Exact(Exact { cover: RowProtection::Shares(_) | RowProtection::Pads(_), .. }))
     }
 
-    /// Makes the mask; calls `told` with the numbers of prepared sites and of all sites.
+    /// Makes the mask; calls `on_progress` with the numbers of prepared sites and of all sites.
     ///
     /// # Errors
     /// Fails if the base does not support the mode, the system has no randomness, or an executor is gone.
     pub fn prepare(
         self,
         session: &mut Session,
-        told: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Box<dyn Mask>, CallError> {
         match self {
-            Self::Off { path: SitePath::Ring } => Self::from(RowProtection::Bare).prepare(session, told),
+            Self::Off { path: SitePath::Ring } => {
+                Self::from(RowProtection::Bare).prepare(session, on_progress)
+            }
             Self::Off { path } => Ok(Box::new(Unmasked { path })),
-            Self::Paper(settings) => Ok(Box::new(RotatingNoise::new(settings, session, told)?)),
+            Self::Paper(settings) => Ok(Box::new(RotatingNoise::new(settings, session, on_progress)?)),
             Self::Exact(exact) => Ok(Box::new(exact.prepare(session)?)),
         }
     }

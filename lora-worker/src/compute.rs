@@ -96,13 +96,13 @@ struct SliceWorkspace {
 
 impl SliceWorkspace {
     fn new(geometry: Geometry) -> Self {
-        let room = |elements| vec![0.0; elements];
+        let zeros = |elements| vec![0.0; elements];
         let Geometry { x_elements, sums_elements, .. } = geometry;
         Self {
             library: MappedAdapters::default(),
             isa: Isa::vectors(),
-            x: room(x_elements),
-            sums: room(sums_elements),
+            x: zeros(x_elements),
+            sums: zeros(sums_elements),
         }
     }
 

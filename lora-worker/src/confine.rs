@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn every_thread_can_read_the_time_by_a_system_call() {
         for thread in [Thread::Compute, Thread::Control, Thread::Watch] {
-            let (tell, told) = mpsc::channel();
+            let (sender, result) = mpsc::channel();
             std::thread::spawn(move || {
                 filter(thread).unwrap();
                 // The CPU time clock is in no mapped page, so reading it is a system call.
@@ -111,13 +111,13 @@ mod tests {
                     (time.tv_sec, time.tv_nsec)
                 };
                 let first = now();
-                tell.send(first < now()).unwrap();
+                sender.send(first < now()).unwrap();
                 // The thread cannot exit, because the filter denies the needed system calls.
                 loop {
                     std::thread::park();
                 }
             });
-            assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true), "{thread:?}");
+            assert_eq!(result.recv_timeout(Duration::from_secs(60)), Ok(true), "{thread:?}");
         }
     }
 }

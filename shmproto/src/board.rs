@@ -275,7 +275,7 @@ impl Board {
 
     /// Returns statistics of the board and its workers.
     #[must_use]
-    pub fn figures(&self) -> BoardStats {
+    pub fn stats(&self) -> BoardStats {
         let seating = self.shared.lock();
         let seats = seating.seats.iter().zip(self.shared.control.seats()).zip(0..);
         let seats = seats.filter_map(|((seated, entry), seat)| {

@@ -325,8 +325,9 @@ fn allocate(name: &str, bytes: usize) -> Result<OwnedFd, RegionError> {
         made => made,
     };
     let fd = fd.map_err(|errno| RegionError::Create(errno.into()))?;
-    let room = rustix::io::retry_on_intr(|| fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64));
-    room.map_err(|errno| RegionError::NoRoom { bytes, source: errno.into() })?;
+    let allocated =
+        rustix::io::retry_on_intr(|| fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64));
+    allocated.map_err(|errno| RegionError::NoRoom { bytes, source: errno.into() })?;
     Ok(fd)
 }
 

@@ -78,5 +78,5 @@ fn posting_claiming_and_taking_back_take_no_memory() {
         poster.rest();
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
-    assert_eq!(board.figures().seats[0].slices, 6000);
+    assert_eq!(board.stats().seats[0].slices, 6000);
 }

@@ -90,7 +90,7 @@ fn pass(poster: &mut Producer) -> usize {
 
 /// Checks that an honest worker at the same board can still work.
 fn an_honest_worker_is_served(board: &Board, poster: &mut Producer) {
-    for seat in board.figures().seats {
+    for seat in board.stats().seats {
         board.fence(seat.worker);
     }
     let mut seat = join(&board.seat().unwrap()).unwrap();
@@ -148,7 +148,7 @@ fn an_impossible_word_is_counted_once_and_whom_it_names_is_fenced() {
     // An undefined state.
     low.store(offer.worker.get() << 8 | 77, SeqCst);
     assert_eq!((poster.state(2), poster.state(2)), (SliceState::Lost, SliceState::Lost));
-    assert_eq!((board.figures().violations, board.is_admitted(offer.worker)), (1, false));
+    assert_eq!((board.stats().violations, board.is_admitted(offer.worker)), (1, false));
     assert!(board.is_admitted(bystander.worker));
     assert_eq!(poster.take_back(2), TakeBack::Taken);
     an_honest_worker_is_served(&board, &mut poster);
@@ -176,7 +176,7 @@ fn words_of_another_job_of_nobody_and_of_the_executor_are_violations() {
         low_word.store(low, SeqCst);
         high_word.store(high, SeqCst);
         assert_eq!(poster.state(index), SliceState::Lost, "{low:#x} {high}");
-        assert_eq!(board.figures().violations, count, "{low:#x} {high}");
+        assert_eq!(board.stats().violations, count, "{low:#x} {high}");
         assert_eq!(poster.take_back(index), TakeBack::Taken);
     }
     an_honest_worker_is_served(&board, &mut poster);
@@ -195,7 +195,7 @@ fn slices_that_are_claimed_for_ever_are_taken_back() {
         assert!((0..8).all(|index| poster.state(index) == SliceState::Claimed(offer.worker)));
         assert!((0..8).rev().all(|index| poster.take_back(index) == TakeBack::Taken));
     }
-    assert_eq!((board.figures().violations, board.figures().seats[0].taken_back), (0, 800));
+    assert_eq!((board.stats().violations, board.stats().seats[0].taken_back), (0, 800));
     an_honest_worker_is_served(&board, &mut poster);
 }
 
@@ -218,7 +218,7 @@ fn sums_nobody_worked_for_are_only_wrong_numbers_and_a_replayed_word_is_not_beli
     low.store(replayed.0, SeqCst);
     high.store(replayed.1, SeqCst);
     assert_eq!(poster.state(0), SliceState::Lost);
-    assert_eq!((board.figures().violations, board.is_admitted(offer.worker)), (1, false));
+    assert_eq!((board.stats().violations, board.is_admitted(offer.worker)), (1, false));
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn two_storms_of_garbage_beside_an_honest_worker_stop_nobody() {
         }
         over.store(true, Relaxed);
     });
-    assert!(board.figures().violations > 0);
+    assert!(board.stats().violations > 0);
     an_honest_worker_is_served(&board, &mut poster);
 }
 

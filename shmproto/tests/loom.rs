@@ -78,7 +78,7 @@ fn a_slice_is_either_taken_back_or_done_in_time_with_the_sums_of_its_x() {
         let in_time = worker.join().unwrap();
         assert_eq!(sums.is_some(), in_time == Some(true));
         assert!(sums.is_none_or(|sums| sums == [2.0, 6.0]));
-        assert_eq!(board.figures().violations, 0);
+        assert_eq!(board.stats().violations, 0);
     });
 }
 
@@ -138,7 +138,7 @@ fn a_late_worker_spoils_nothing_of_the_next_job() {
         let sums = resolve(&mut poster, 0);
         assert!(sums.is_none_or(|sums| sums == [10.0, 14.0]), "{sums:?}");
         worker.join().unwrap();
-        assert_eq!(board.figures().violations, 0);
+        assert_eq!(board.stats().violations, 0);
     });
 }
 
@@ -216,7 +216,7 @@ fn what_a_fenced_worker_does_counts_for_nothing_and_blames_nobody() {
         assert!(matches!(state, SliceState::Open | SliceState::Lost), "{state:?}");
         assert_eq!(resolve(&mut poster, 0), None);
         worker.join().unwrap();
-        assert_eq!(board.figures().violations, 0);
+        assert_eq!(board.stats().violations, 0);
     });
 }
 
@@ -234,7 +234,7 @@ fn the_next_worker_on_a_seat_is_not_taken_for_the_one_before() {
         let sums = resolve(&mut poster, 0);
         assert_eq!(sums, done.then_some([2.0, 6.0]));
         late.join().unwrap();
-        assert_eq!(board.figures().violations, 0);
+        assert_eq!(board.stats().violations, 0);
     });
 }
 
@@ -271,6 +271,6 @@ fn rows_that_a_device_writes_are_those_its_job_is_summed_of_and_no_next_job_spoi
         }
         worker.join().unwrap();
         device.join().unwrap();
-        assert_eq!(board.figures().violations, 0);
+        assert_eq!(board.stats().violations, 0);
     });
 }

@@ -62,7 +62,7 @@ impl Compilers {
     }
 
     /// Compiles queued grammars until the queue is closed.
-    pub(super) fn serve(&self, queue: &TenantQueue<Compile>, bell: &EngineWaker) {
+    pub(super) fn serve(&self, queue: &TenantQueue<Compile>, waker: &EngineWaker) {
         if let Err(error) = rustix::process::nice(NICENESS) {
             tracing::warn!(%error, "cannot lower the priority of a grammar thread");
         }
@@ -77,7 +77,7 @@ impl Compilers {
             let compiled = catch_unwind(AssertUnwindSafe(|| self.compile(&mut sandbox, tenant, &source)));
             let _ = reply.send(compiled.unwrap_or(Err(GrammarStateError::Fault)));
             drop(taken);
-            bell();
+            waker();
         }
     }
 

@@ -60,7 +60,7 @@ pub(super) struct MaskRequest {
     pub(super) said: Vec<u32>,
     pub(super) tree: TokenTree,
     pub(super) reply: Sender<MaskResult>,
-    /// Set by the engine when it stops waiting; the thread then rings the bell.
+    /// Set by the engine when it stops waiting; the thread then wakes the engine.
     pub(super) is_late: Arc<AtomicBool>,
 }
 
@@ -69,38 +69,38 @@ pub(super) fn serve(
     work: &TenantQueue<GrammarWork>,
     compiling: &TenantQueue<Compile>,
     compilers: &Compilers,
-    bell: &EngineWaker,
+    waker: &EngineWaker,
 ) {
     while let Some(mut taken) = work.take() {
         // A panic loses only its matcher, so only that sequence ends with an error.
         let _ = catch_unwind(AssertUnwindSafe(|| match taken.item.take() {
-            Some(GrammarWork::Begin(asked)) => begin(asked, compiling, compilers, bell),
-            Some(GrammarWork::Look(asked)) => look_and_tell(asked, bell),
+            Some(GrammarWork::Begin(asked)) => begin(asked, compiling, compilers, waker),
+            Some(GrammarWork::Look(asked)) => compute_mask_and_wake(asked, waker),
             None => {}
         }));
     }
 }
 
 /// Returns a kept matcher, or queues the compilation.
-fn begin(asked: Compile, compiling: &TenantQueue<Compile>, compilers: &Compilers, bell: &EngineWaker) {
+fn begin(asked: Compile, compiling: &TenantQueue<Compile>, compilers: &Compilers, waker: &EngineWaker) {
     match compilers.kept(asked.tenant, &asked.source) {
         Some(matcher) => {
             let _ = asked.reply.send(Ok(matcher));
-            bell();
+            waker();
         }
         // The queue has no limit.
         None => _ = compiling.push(asked.tenant, asked),
     }
 }
 
-fn look_and_tell(asked: MaskRequest, bell: &EngineWaker) {
+fn compute_mask_and_wake(asked: MaskRequest, waker: &EngineWaker) {
     let MaskRequest { matcher, said, tree, reply, is_late } = asked;
     failpoint::pass("executor.grammar_look");
     let looked = catch_unwind(AssertUnwindSafe(|| compute_mask(matcher, &said, &tree)));
     // The requesting sequence may have ended.
     let _ = reply.send(looked.unwrap_or(Err(GrammarStateError::Fault)));
     if is_late.load(SeqCst) {
-        bell();
+        waker();
     }
 }
 

@@ -11,9 +11,9 @@ use types::AdapterId;
 pub struct ArrivalNotifier(pub(super) Arc<dyn Fn(AdapterId) + Send + Sync>);
 
 impl ArrivalNotifier {
-    /// Calls `told` on a thread that may wait.
-    pub fn new(told: impl Fn(AdapterId) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(told))
+    /// Calls `on_arrival` on a thread that may wait.
+    pub fn new(on_arrival: impl Fn(AdapterId) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(on_arrival))
     }
 }
 

@@ -85,7 +85,7 @@ impl<P: ForwardPass> Engine<P> {
         self.tiers.stats(&self.kv, &mut stats);
         self.drafts.fill_stats(&mut stats.speculation);
         if let Some(layers) = &self.computing.layers {
-            stats.layers = layers.hub.figures();
+            stats.layers = layers.dispatcher.stats();
         }
         stats
     }

@@ -50,12 +50,12 @@ pub struct Drafts {
     /// Draft adapter that replaces it, where allowed.
     own: DraftAdapterMode,
     learned: LruTable<AcceptanceKey, AcceptanceStats>,
-    pace: StepCost,
+    step_cost: StepCost,
     pub(super) allowance: DraftBudget,
     /// Number of steps since a drafter model was used.
     pub(super) unasked: u32,
     forks: Vec<BranchBlocks>,
-    figures: LastStepStats,
+    last_step: LastStepStats,
     pub(super) writers: OverlappedDrafters,
     /// Another rule for the amount of verification, for comparison.
     pub(super) rule: Option<BaselineRule>,
@@ -88,12 +88,12 @@ impl Default for Drafts {
             usual: None,
             own: DraftAdapterMode::No,
             learned: LruTable::new(MAX_REMEMBERED),
-            pace: StepCost::default(),
+            step_cost: StepCost::default(),
             allowance: DraftBudget::default(),
             // The first opportunity is a probe.
             unasked: PROBE_STEPS,
             forks: Vec::new(),
-            figures: LastStepStats::default(),
+            last_step: LastStepStats::default(),
             writers: OverlappedDrafters::default(),
             rule: None,
             goes_on: true,
@@ -139,12 +139,12 @@ impl Drafts {
 
     /// Records a step of `rows` rows, each with logits, that took `took`.
     pub(super) fn observe(&mut self, rows: usize, took: Duration) {
-        self.pace.observe(rows, took);
+        self.step_cost.observe(rows, took);
     }
 
     /// Returns the expected duration of a step of `rows` rows.
     fn takes(&self, rows: usize) -> Duration {
-        let step_s = self.pace.line().map_or(0.0, |line| line.at(rows as f64));
+        let step_s = self.step_cost.line().map_or(0.0, |line| line.at(rows as f64));
         Duration::try_from_secs_f64(step_s).unwrap_or_default()
     }
 
@@ -188,7 +188,7 @@ impl Drafts {
         stats.accepted_counts[class] += 1;
         stats.model_drafted += drafted as u64;
         stats.model_accepted += accepted as u64;
-        if let Some(step) = &self.figures.step {
+        if let Some(step) = &self.last_step.step {
             let token_s = step.plain_s() / step.sequences.max(1) as f64;
             self.allowance.earn(token_s * accepted as f64 - step.cost.alpha * drafted as f64);
         }
@@ -207,13 +207,13 @@ impl Drafts {
             let (confidence, alpha) = (tree.tree_confidence(), least_confidence);
             tracing::trace!(target: PIPELINE, confidence, alpha, "fallback");
         }
-        self.figures = LastStepStats { step: Some(*step), least_confidence };
+        self.last_step = LastStepStats { step: Some(*step), least_confidence };
         kept
     }
 
     /// Fills in the drafter and the needed confidence.
     pub(super) fn fill_stats(&self, stats: &mut SpeculationStats) {
-        stats.least_confidence = self.figures.least_confidence as f32;
+        stats.least_confidence = self.last_step.least_confidence as f32;
         (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
             (DraftAdapterMode::Last(Some((id, agency))), _) => (agency.kind(), id.0),
             (_, Some(agency)) => (agency.kind(), [0; 32]),
@@ -226,7 +226,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Adds draft tokens that are worth verification to a plan.
     pub(super) fn draft(&mut self, plan: &mut [ScheduledTokens]) {
         self.attach_expected(plan);
-        let Some(cost) = self.drafts.pace.line().filter(|_| self.drafts.are_on()) else { return };
+        let Some(cost) = self.drafts.step_cost.line().filter(|_| self.drafts.are_on()) else { return };
         if plan.is_empty() || !self.computing.pass.branches() {
             return;
         }
@@ -282,7 +282,7 @@ impl<P: ForwardPass> Engine<P> {
         let kept = self.drafts.choose(step, &drafted);
         for (index, _) in trees {
             if let Some(id) = self.queues.running()[plan[*index].sequence].adapter_id() {
-                self.tiers.host.note_least_confidence(id, self.drafts.figures.least_confidence);
+                self.tiers.host.note_least_confidence(id, self.drafts.last_step.least_confidence);
             }
         }
         // No sequence is to be preempted because others draft.

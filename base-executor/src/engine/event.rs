@@ -47,7 +47,7 @@ pub enum EngineEvent<A> {
     /// A gateway wants to know all cached KV blocks and their changes.
     WatchBlocks(ConnectionId),
     /// Wakes the loop, to show that it is alive or because a waiting sequence can continue.
-    Pulse,
+    Wake,
     /// Shuts down: refuses new requests, and fails those that still run at `until`.
     Drain {
         until: Instant,

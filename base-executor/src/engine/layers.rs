@@ -15,8 +15,8 @@ impl<P: ForwardPass> ModelRunner<P> {
     /// Computes due calls for at most the duration of the step, so that neither starves the other.
     pub(super) fn serve_layers(&mut self, step: Duration) {
         if let Some(layers) = &mut self.layers {
-            layers.hub.poll();
-            layers.hub.run_beside(step, (layers.base)(&mut self.pass));
+            layers.dispatcher.poll();
+            layers.dispatcher.run_beside(step, (layers.base)(&mut self.pass));
         }
     }
 
@@ -24,13 +24,13 @@ impl<P: ForwardPass> ModelRunner<P> {
     pub(super) fn finish_layers(&mut self) {
         let Some(layers) = &mut self.layers else { return };
         loop {
-            layers.hub.poll();
-            let ran = layers.hub.run_due((layers.base)(&mut self.pass));
-            if layers.hub.is_idle() {
+            layers.dispatcher.poll();
+            let ran = layers.dispatcher.run_due((layers.base)(&mut self.pass));
+            if layers.dispatcher.is_idle() {
                 return;
             }
             if ran.rows == 0 {
-                layers.hub.wait(None);
+                layers.dispatcher.wait(None);
             }
         }
     }
@@ -41,14 +41,14 @@ impl<P: ForwardPass> ModelRunner<P> {
         events: &mut mpsc::Receiver<EngineEvent<P::Adapter>>,
     ) -> Option<EngineEvent<P::Adapter>> {
         let Some(layers) = &mut self.layers else { return events.blocking_recv() };
-        let waker = Waker::from(layers.hub.bell());
+        let waker = Waker::from(layers.dispatcher.doorbell());
         loop {
             if let Poll::Ready(event) = events.poll_recv(&mut Context::from_waker(&waker)) {
                 return event;
             }
-            layers.hub.poll();
-            if layers.hub.run_due((layers.base)(&mut self.pass)).rows == 0 {
-                layers.hub.wait(None);
+            layers.dispatcher.poll();
+            if layers.dispatcher.run_due((layers.base)(&mut self.pass)).rows == 0 {
+                layers.dispatcher.wait(None);
             }
         }
     }

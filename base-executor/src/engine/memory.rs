@@ -28,7 +28,7 @@ const MAX_SHARES: usize = 16;
 
 impl<P: ForwardPass> Engine<P> {
     /// Passes the time to the cache.
-    pub(super) fn tell_cache_the_time(&mut self) {
+    pub(super) fn advance_cache_clock(&mut self) {
         let now = self.clock.now().saturating_duration_since(self.began_at);
         self.kv.advance(now, self.queues.running().len());
     }
@@ -37,7 +37,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Offloads one block more than the step fills, so that offloading never falls behind.
     pub(super) fn run_transfers(&mut self, tokens: usize) {
         self.tiers.device.apply_evictions(&mut self.kv);
-        self.kv.set_spill_room(self.below.room(self.clock.now()));
+        self.kv.set_spill_capacity(self.below.free_blocks(self.clock.now()));
         if tokens > 0 {
             self.kv.spill(tokens / BLOCK_TOKENS + 1);
         } else {
@@ -148,7 +148,7 @@ impl<P: ForwardPass> Engine<P> {
             evicted_blocks: statistics.evicted_blocks,
             lost_blocks: statistics.lost_blocks,
             failed_copies: statistics.failed_copies,
-            held: self.budget.figures(),
+            held: self.budget.stats(),
             adapters_required: self.kv.adapter_demand().required as f32,
             shares,
             weights: self.computing.weight_stats(),

@@ -61,16 +61,16 @@ pub(super) struct StepOutput<'a> {
 
 /// The layer service, and its access to the base of the pass.
 pub struct LayerService<P> {
-    pub hub: Dispatcher,
+    pub dispatcher: Dispatcher,
     /// Returns the base of the pass.
     pub base: fn(&mut P) -> &mut dyn EvaluateSites,
     /// Servers of the clients, which end with the engine. `None` in tests.
-    pub doors: Option<RunningServers>,
+    pub servers: Option<RunningServers>,
 }
 
 impl<P> std::fmt::Debug for LayerService<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LayerService").field("hub", &self.hub).finish_non_exhaustive()
+        f.debug_struct("LayerService").field("dispatcher", &self.dispatcher).finish_non_exhaustive()
     }
 }
 
@@ -107,10 +107,10 @@ impl<P: ForwardPass> ModelRunner<P> {
     /// Returns the statistics of streamed weights.
     pub(super) fn weight_stats(&self) -> WeightStats {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let stats = |figures: Arc<WeightStreamStats>| WeightStats {
-            read_bytes: figures.read_bytes(),
-            read_us: micros(figures.read_time()),
-            waited_us: micros(figures.waited()),
+        let stats = |stats: Arc<WeightStreamStats>| WeightStats {
+            read_bytes: stats.read_bytes(),
+            read_us: micros(stats.read_time()),
+            waited_us: micros(stats.waited()),
         };
         self.pass.sweep_figures().map_or_else(WeightStats::default, stats)
     }
@@ -133,12 +133,12 @@ impl<P: ForwardPass> ModelRunner<P> {
                 FailpointOutcome::Pass,
                 "a test wants the step to fail"
             );
-            let company: &mut dyn PassHooks = match &mut self.layers {
-                Some(layers) => &mut layers.hub,
+            let hooks: &mut dyn PassHooks = match &mut self.layers {
+                Some(layers) => &mut layers.dispatcher,
                 None => &mut NoHooks,
             };
-            let mut company = DraftingHooks { company, writers, stats, clock };
-            self.pass.forward_in_company(batch, &mut self.logits, &mut company)
+            let mut hooks = DraftingHooks { hooks, writers, stats, clock };
+            self.pass.forward_with_hooks(batch, &mut self.logits, &mut hooks)
         }));
         match computed {
             Ok(Ok(())) => Ok(()),

@@ -143,7 +143,7 @@ impl OverlappedDrafters {
 
 /// Hooks of a pass that also run drafters while it waits.
 pub(super) struct DraftingHooks<'a> {
-    pub(super) company: &'a mut dyn PassHooks,
+    pub(super) hooks: &'a mut dyn PassHooks,
     pub(super) writers: &'a mut OverlappedDrafters,
     pub(super) stats: &'a mut SpeculationStats,
     pub(super) clock: &'a dyn Clock,
@@ -151,19 +151,19 @@ pub(super) struct DraftingHooks<'a> {
 
 impl PassHooks for DraftingHooks<'_> {
     fn is_waiting(&mut self) -> bool {
-        self.company.is_waiting()
+        self.hooks.is_waiting()
     }
 
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
-        self.company.before_site(site, base);
+        self.hooks.before_site(site, base);
     }
 
     fn join(&mut self, call: SiteCall, x: &mut Activations) -> usize {
-        self.company.join(call, x)
+        self.hooks.join(call, x)
     }
 
     fn part(&mut self, out: &[f32]) {
-        self.company.part(out);
+        self.hooks.part(out);
     }
 
     fn while_waiting(&mut self, wait: &dyn PendingWeights) {

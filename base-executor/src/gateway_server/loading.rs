@@ -33,7 +33,7 @@ impl BoundSocket {
     pub(crate) async fn wait_for<T>(
         &mut self,
         progress: watch::Receiver<Loading>,
-        told: impl Fn(&Loading),
+        on_progress: impl Fn(&Loading),
         loaded: impl Future<Output = T>,
     ) -> T {
         tokio::pin!(loaded);
@@ -54,7 +54,7 @@ impl BoundSocket {
                     let now = progress.borrow().clone();
                     let is_new = said.as_ref() != Some(&now);
                     if is_new {
-                        told(&now);
+                        on_progress(&now);
                     }
                     if is_new || said_at.elapsed() >= HEARTBEAT {
                         self.tell_all(&now).await;

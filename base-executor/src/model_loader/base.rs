@@ -6,7 +6,7 @@ use kernels::TensorType;
 use kv_cache::ledger::MemoryAccount;
 use layer_service::{
     settings::LayerSettings,
-    start::{BaseFacts, ListenAddresses, name_of, start},
+    start::{CatalogInfo, ListenAddresses, name_of, start},
 };
 use model::{
     client_weights::ClientWeightsPlan,
@@ -28,7 +28,7 @@ use model_files::{
 
 use shmproto::message::DeviceFacts;
 
-use super::{ModelFacts, adapter_precision, kv_precision};
+use super::{ModelInfo, adapter_precision, kv_precision};
 use crate::{config::ExecutorConfig, engine::layers::LayerService};
 
 pub(super) struct PendingBase {
@@ -117,18 +117,18 @@ fn text_of(path: &Path) -> Result<TextHash, OpenError> {
 }
 
 impl LoadedBase {
-    pub(super) fn facts(
+    pub(super) fn model_info(
         &self,
         device: DeviceFacts,
         numbers: String,
         shape: &ModelConfig,
         kv_blocks: u32,
-    ) -> ModelFacts {
+    ) -> ModelInfo {
         let context_length = shape.context_length;
         // Gateways may have another working directory.
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         let (model_path, base_hash) = (path.display().to_string(), self.base_hash);
-        ModelFacts {
+        ModelInfo {
             model_path,
             base_hash,
             text_hash: self.text.0,
@@ -147,7 +147,7 @@ impl LoadedBase {
         numerics: BaseNumerics,
     ) -> Option<LayerPlan> {
         let (places, plan) = config.layer_places().zip(self.plan.take())?;
-        let base = BaseFacts {
+        let base = CatalogInfo {
             model: name_of(&config.model),
             architecture: shape.architecture.clone(),
             base_hash: self.base_hash,
@@ -163,7 +163,7 @@ impl LoadedBase {
 pub(super) struct LayerPlan {
     settings: LayerSettings,
     places: ListenAddresses,
-    base: BaseFacts,
+    base: CatalogInfo,
 }
 
 impl LayerPlan {
@@ -173,7 +173,7 @@ impl LayerPlan {
         pass: &P,
         memory: MemoryAccount,
     ) -> anyhow::Result<LayerService<P>> {
-        let (hub, doors) = start(self.settings, self.places, pass, self.base, memory)?;
-        Ok(LayerService { hub, base: |pass| pass, doors: Some(doors) })
+        let (dispatcher, servers) = start(self.settings, self.places, pass, self.base, memory)?;
+        Ok(LayerService { dispatcher, base: |pass| pass, servers: Some(servers) })
     }
 }

@@ -131,7 +131,7 @@ pub(super) fn open<O: BaseDevice>(
     progress.stage("allocating the KV cache");
     let mut pass = device.pass(weights, config, &base.cores)?;
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
-    let facts = base.facts(device.facts(), numbers, &shape, kv_blocks);
+    let info = base.model_info(device.facts(), numbers, &shape, kv_blocks);
     let settings = device_settings(config, pass.block_bytes());
     let whole_pass = O::PLANS_WHOLE_PASSES.then_some(config.chunk_tokens);
     let costs = costs(&settings, &mut pass, &shape, (&base.cores, kv_blocks, whole_pass), progress)?;
@@ -141,7 +141,7 @@ pub(super) fn open<O: BaseDevice>(
     let tier = tier.context("cannot start the thread that copies adapters")?;
     let placement = Box::new(tier.with_free_bytes(free));
     let layers = layer_plan.map(|plan| plan.open(&pass, budget.clients.clone())).transpose()?;
-    Ok(OpenedModel { pass, loader, placement, layers, budget, draft_model, facts })
+    Ok(OpenedModel { pass, loader, placement, layers, budget, draft_model, info })
 }
 
 fn device_settings(config: &ExecutorConfig, block_bytes: usize) -> DeviceSettings {

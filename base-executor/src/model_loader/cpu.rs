@@ -79,7 +79,7 @@ fn group_options(config: &ExecutorConfig) -> Option<GroupOptions> {
         devices,
         split: config.device_split,
         rows: config.chunk_tokens + config.max_running,
-        memory_bytes: MemoryBudget::of_this_machine(config.process_memory, 0).figures().limit_bytes,
+        memory_bytes: MemoryBudget::of_this_machine(config.process_memory, 0).stats().limit_bytes,
         random_weights: config.random_weights,
     })
 }

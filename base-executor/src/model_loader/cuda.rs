@@ -81,8 +81,8 @@ impl BaseDevice for Gpu {
     }
 
     fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<CudaWeights> {
-        let told = |at: LoadProgress| progress.done(at.done, at.total);
-        let mut weights = CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?;
+        let on_progress = |at: LoadProgress| progress.done(at.done, at.total);
+        let mut weights = CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &on_progress)?;
         if self.offers_exact {
             weights.commit(&*base.source, base.cores.len())?;
         }
@@ -204,8 +204,8 @@ pub(crate) fn open_alone(
         })?;
     let source = HashedWeights::new(source);
     let cuda = Cuda::open(ordinal)?;
-    let told = |at: LoadProgress| progress.done(at.done, at.total);
-    let mut weights = CudaWeights::load(&source, &cuda, threads, &told)?;
+    let on_progress = |at: LoadProgress| progress.done(at.done, at.total);
+    let mut weights = CudaWeights::load(&source, &cuda, threads, &on_progress)?;
     if offers_exact {
         weights.commit(&source, threads)?;
     }

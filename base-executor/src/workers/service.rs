@@ -218,7 +218,7 @@ impl WorkerPeer {
 
     /// Fails if the worker is fenced or lifeless.
     fn feel_pulse(&mut self, board: &Board, worker: WorkerNumber) -> Result<(), DisconnectReason> {
-        let seats = board.figures().seats;
+        let seats = board.stats().seats;
         let seat = seats.iter().find(|seat| seat.worker == worker).ok_or(DisconnectReason::Fenced)?;
         let (known, since) = self.heartbeat;
         if known != seat.heartbeat {
@@ -281,25 +281,25 @@ impl WorkerPeer {
 
     /// Offers new images and withdraws old ones, as far as the worker takes them.
     fn reconcile(&mut self, images: &BTreeMap<u64, Image>, now: Instant) -> Result<(), DisconnectReason> {
-        let mut told = 0;
-        match self.try_reconcile(images, &mut told) {
+        let mut sent = 0;
+        match self.try_reconcile(images, &mut sent) {
             Ok(()) => self.owes_since = None,
             // A worker that takes some of many images is making progress.
-            Err(SendError::Full) if told > 0 => self.owes_since = Some(now),
+            Err(SendError::Full) if sent > 0 => self.owes_since = Some(now),
             Err(SendError::Full) => _ = self.owes_since.get_or_insert(now),
             Err(error) => return Err(DisconnectReason::Gone(error.to_string())),
         }
         Ok(())
     }
 
-    /// Counts the sent messages in `told`.
-    fn try_reconcile(&mut self, images: &BTreeMap<u64, Image>, told: &mut usize) -> Result<(), SendError> {
+    /// Counts the sent messages in `sent`.
+    fn try_reconcile(&mut self, images: &BTreeMap<u64, Image>, sent: &mut usize) -> Result<(), SendError> {
         let gone: Vec<u64> =
             self.offered.iter().filter(|number| !images.contains_key(number)).copied().collect();
         for number in gone {
             self.connection.send(&ToWorker::AdapterWithdrawn(number), &[])?;
             self.offered.remove(&number);
-            *told += 1;
+            *sent += 1;
         }
         for (&number, image) in images {
             if !self.offered.contains(&number) {
@@ -307,7 +307,7 @@ impl WorkerPeer {
                 let offered = ToWorker::AdapterOffered(AdapterOffered { image: number, bytes });
                 self.connection.send(&offered, &[image.fd()])?;
                 self.offered.insert(number);
-                *told += 1;
+                *sent += 1;
                 failpoint::pass("executor.image_offered");
             }
         }

@@ -102,7 +102,7 @@ pub(super) struct WorkDispatcher {
     shares: Vec<WorkSplit>,
     /// Splits that did not fit on the board.
     surplus: Vec<WorkSplit>,
-    pace: WorkerSpeed,
+    speed: WorkerSpeed,
     /// Workers with missed waits since they last finished a slice.
     strikes: HashMap<WorkerNumber, MissedWaits>,
 }
@@ -131,7 +131,7 @@ impl WorkDispatcher {
             slices: Vec::new(),
             shares: Vec::new(),
             surplus: Vec::new(),
-            pace: WorkerSpeed::default(),
+            speed: WorkerSpeed::default(),
             strikes: HashMap::new(),
         }
     }
@@ -223,7 +223,7 @@ impl WorkDispatcher {
         let begin = Instant::now();
         sum_heads(&mut compute.pool, compute.isa, ends.x(), &segments, sums);
         let threads = u32::try_from(compute.pool.threads().min(shares.len())).unwrap_or(1);
-        self.pace.note(shares.iter().map(|share| share.work(asks)).sum(), begin.elapsed() * threads);
+        self.speed.note(shares.iter().map(|share| share.work(asks)).sum(), begin.elapsed() * threads);
         for share in shares.iter() {
             asks[share.ask].adapter.tally().executor(share.rank_rows(asks));
             ends.summed(share.elements(asks), sums);
@@ -300,7 +300,7 @@ impl WorkDispatcher {
     /// Waits for a claimed slice of `work` multiply-adds, up to the expected time.
     fn await_done(&mut self, index: usize, work: u64) -> Option<SliceSums> {
         if let SliceState::Claimed(worker) = self.poster.state(index) {
-            self.wait(index, worker, self.pace.patience(work));
+            self.wait(index, worker, self.speed.patience(work));
         }
         if !matches!(self.poster.state(index), SliceState::Done(_)) && self.take_back(index) {
             return None;

@@ -59,10 +59,10 @@ impl CudaBridgeFixture {
         let (socket, library) = (directory.path().join("workers.sock"), ImageRegistry::new().unwrap());
         let config = open(&golden("models").join("llama-tied")).unwrap().config().clone();
         let (memory, rows) = (MemoryAccount::default(), JobRows { pass: ROWS, head: 1 });
-        let door = WorkerListener { socket: &socket, most: workers, memory: &memory };
+        let listener = WorkerListener { socket: &socket, most: workers, memory: &memory };
         let bridging = BridgeSetup { cuda, cores: vec![0], invocation };
         let (known, assist) =
-            Workers::start_on_device(Some(door), rows, &config, library.clone(), bridging).unwrap();
+            Workers::start_on_device(Some(listener), rows, &config, library.clone(), bridging).unwrap();
         let adapter = adapter_of_everything(&config, &[24]);
         let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Exact);
         let adapter = publish(encoded, &config, &library).unwrap();

@@ -72,9 +72,9 @@ impl StreamBridgeFixture {
             Ok(words.insert(HostBridgeMemory::new(slab, sums_elements, number)).clone())
         };
         let memory = MemoryAccount::default();
-        let door = Some(WorkerListener { socket: &socket, most, memory: &memory });
+        let listener = Some(WorkerListener { socket: &socket, most, memory: &memory });
         let (workers, bridge) =
-            Workers::start_bridged(door, ROWS, &config, library.clone(), &[0, 0], wire).unwrap();
+            Workers::start_bridged(listener, ROWS, &config, library.clone(), &[0, 0], wire).unwrap();
         let adapter = |ranks: &[usize]| {
             let encoded =
                 EncodedAdapter::new(&adapter_of_everything(&config, ranks), &config, LoraPrecision::Exact);

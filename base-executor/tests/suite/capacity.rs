@@ -25,7 +25,7 @@ fn capacity(model: &Path, arguments: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-fn figures(model: &Path, arguments: &[&str]) -> Value {
+fn capacity_report(model: &Path, arguments: &[&str]) -> Value {
     let (code, out, err) = capacity(model, arguments);
     assert_eq!((code, out.lines().count()), (0, 1), "{out}{err}");
     serde_json::from_str(&out).unwrap()
@@ -52,7 +52,7 @@ async fn the_forecast_is_what_a_running_executor_reports() {
         ("qwen3-qknorm", &["--precision", "bf16", "--kv-dtype", "auto"]),
     ] {
         let (place, path) = (ProcessFixture::new(), golden("models").join(model));
-        let forecast = figures(&path, arguments);
+        let forecast = capacity_report(&path, arguments);
         let mut process = ChildProcess(place.command_for(&path, "", arguments).spawn().unwrap());
         process.ready();
         let mut gateway = Gateway::connect(&place.socket()).await;

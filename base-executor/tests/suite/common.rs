@@ -166,11 +166,11 @@ impl ForwardPass for FakePass {
         true
     }
 
-    fn forward_in_company(
+    fn forward_with_hooks(
         &mut self,
         batch: &[SequenceSlice<'_, FakeAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn PassHooks,
+        hooks: &mut dyn PassHooks,
     ) -> Result<(), Self::Error> {
         let seen = |slice: &SequenceSlice<'_, FakeAdapter>| SeenSlice {
             start: slice.start,
@@ -186,7 +186,7 @@ impl ForwardPass for FakePass {
         let mut rows_before = Vec::new();
         for slice in batch {
             assert!(!slice.tokens.is_empty());
-            company.while_waiting(&Wait(Cell::new(slice.start % 5)));
+            hooks.while_waiting(&Wait(Cell::new(slice.start % 5)));
             self.write_trunk(slice, &rows_before);
             rows_before.extend(slice.tokens);
             assert!(!slice.tokens.contains(&PANICS), "a token that the pass cannot bear");

@@ -19,7 +19,7 @@ use shmproto::{
 };
 
 use crate::worker::{
-    BatchRequest, PassPace, TestWorker, WATCHDOG, WorkerFixture, WorkerThreads, bits, honest, request,
+    BatchRequest, PassSpeed, TestWorker, WATCHDOG, WorkerFixture, WorkerThreads, bits, honest, request,
     resident, serve_jobs, until,
 };
 
@@ -34,7 +34,7 @@ struct HostileWorkersFixture {
 
 impl HostileWorkersFixture {
     fn new(seats: usize) -> Self {
-        let house = WorkerFixture::new(MODEL, seats, PassPace::Slow);
+        let house = WorkerFixture::new(MODEL, seats, PassSpeed::Slow);
         let adapters = ["rank16-all-linear", "rank4-attention"].map(|it| house.golden_adapter(MODEL, it));
         let requests: Vec<_> =
             (0..4).map(|at| request(at, 1 + 20 * at as usize, adapters.get(at as usize % 3))).collect();
@@ -70,7 +70,7 @@ fn taken_back(house: &WorkerFixture) -> u64 {
 
 /// Claims a slice and ends; its socket closes as that of a killed process.
 pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
-    serve_jobs(socket, over, |desk| match desk.seat.claim(|_, _| true) {
+    serve_jobs(socket, over, |worker| match worker.consumer.claim(|_, _| true) {
         Some(claim) => {
             mem::forget(claim);
             false
@@ -81,8 +81,8 @@ pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
 
 /// Claims all slices, finishes none, and stays.
 pub(crate) fn hoards(socket: &Path, over: &AtomicBool) {
-    serve_jobs(socket, over, |desk| {
-        while let Some(claim) = desk.seat.claim(|_, _| true) {
+    serve_jobs(socket, over, |worker| {
+        while let Some(claim) = worker.consumer.claim(|_, _| true) {
             mem::forget(claim);
         }
         true
@@ -90,19 +90,19 @@ pub(crate) fn hoards(socket: &Path, over: &AtomicBool) {
 }
 
 pub(crate) fn fails_everything(socket: &Path, over: &AtomicBool) {
-    serve_jobs(socket, over, |desk| {
-        while let Some(claim) = desk.seat.claim(|_, _| true) {
+    serve_jobs(socket, over, |worker| {
+        while let Some(claim) = worker.consumer.claim(|_, _| true) {
             claim.fail();
         }
         true
     });
 }
 
-/// Takes a seat, polls once, and leaves.
+/// Takes a worker slot, polls once, and leaves.
 pub(crate) fn comes_and_goes(socket: &Path, over: &AtomicBool) {
-    serve_jobs(socket, over, |desk| {
-        desk.news();
-        desk.serve();
+    serve_jobs(socket, over, |worker| {
+        worker.news();
+        worker.serve();
         false
     });
 }
@@ -126,28 +126,28 @@ fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_g
     let (go_on, goes_on) = mpsc::channel::<()>();
     let socket = scene.house.socket().to_owned();
     let stopped = thread::spawn(move || {
-        let mut desk = TestWorker::sit(&socket).unwrap();
-        let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
+        let mut worker = TestWorker::sit(&socket).unwrap();
+        let sums = vec![f32::NAN; worker.consumer.geometry().sums_elements];
         let end = Instant::now() + WATCHDOG;
         loop {
             assert!(Instant::now() < end, "there is nothing to claim");
-            if desk.seat.wait(Duration::ZERO) != WakeReason::Job {
+            if worker.consumer.wait(Duration::ZERO) != WakeReason::Job {
                 continue;
             }
-            let Some(claim) = desk.seat.claim(|_, _| true) else { continue };
+            let Some(claim) = worker.consumer.claim(|_, _| true) else { continue };
             has_claimed.send(()).unwrap();
             // Like SIGSTOP: the worker is silent, and its socket stays open.
             goes_on.recv_timeout(WATCHDOG).unwrap();
             let elements = claim.slice().sums_elements as usize;
             let in_time = claim.done(&sums[..elements]);
-            return (in_time, desk.seat.wait(Duration::ZERO));
+            return (in_time, worker.consumer.wait(Duration::ZERO));
         }
     });
     scene.house.until_seated(1);
     scene.run_until("it claims a slice", |_| claimed.try_recv().is_ok());
     scene.run_until("it is given up", |house| house.workers.cores().is_empty());
     assert_eq!(scene.house.stats().workers_lost, 1);
-    // Another worker has the seat now.
+    // Another worker has the worker slot now.
     let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(1);
@@ -209,9 +209,9 @@ fn one_that_marks_slices_done_without_computing_harms_no_pass_after_it() {
     // The executor trusts the sums, since workers belong to its own user. Wrong sums have no effect after the
     // pass.
     scene.house.hire(&mut staff, |socket, over| {
-        serve_jobs(socket, over, |desk| {
-            let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
-            while let Some(claim) = desk.seat.claim(|_, _| true) {
+        serve_jobs(socket, over, |worker| {
+            let sums = vec![f32::NAN; worker.consumer.geometry().sums_elements];
+            while let Some(claim) = worker.consumer.claim(|_, _| true) {
                 let elements = claim.slice().sums_elements as usize;
                 claim.done(&sums[..elements]);
             }

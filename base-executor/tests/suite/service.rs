@@ -14,7 +14,7 @@ use base_executor::{
     engine::event::{ConnectionId, EngineEvent},
     gateway_server::NO_REQUEST,
     loader::{self, LoadCall, LoadReply, Loader, PassReadyAdapter, PrepareError},
-    model_loader::{ModelFacts, OpenedModel},
+    model_loader::{ModelInfo, OpenedModel},
     placement::HostOnlyPlacement,
     serve,
 };
@@ -103,7 +103,7 @@ impl Executor {
                 "--chunk-tokens=64",
                 "--draft=off",
             ]);
-            let facts = ModelFacts {
+            let info = ModelInfo {
                 model_path: "model.gguf".to_owned(),
                 base_hash: [3; 32],
                 text_hash: [4; 32],
@@ -119,7 +119,7 @@ impl Executor {
                 layers: None,
                 budget: MemoryBudget::new(u64::MAX, 100),
                 draft_model: None,
-                facts,
+                info,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(serve(&place, config, |_, _| Ok(resident), asked, || on_ready.send(()).unwrap()))

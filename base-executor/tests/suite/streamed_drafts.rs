@@ -69,7 +69,7 @@ fn from_disk(source: &(dyn WeightSource + Sync), directory: &Path) -> LoadedWeig
         program: [7; 32],
         bound_bytes: 1,
         readahead: Readahead::Next,
-        pace: NonZeroU64::new(DISK_BYTES_PER_S),
+        bytes_per_s: NonZeroU64::new(DISK_BYTES_PER_S),
     };
     let open = |stream: &StreamOptions| LoadedWeights::open(source, Some((&[1; 32], stream)), 1, &|_| {});
     let Err(StreamError::Bound { least_bytes, .. }) = open(&stream) else { panic!("a byte is enough") };
@@ -262,7 +262,7 @@ fn draft_and_target_never_compute_at_once_and_drafting_ahead_waits_for_weights()
     let (wanted, drafts) = plainly(&requests, 0.85);
     let model = model(Some(directory.path()));
     reader.0.lock().unwrap().clear();
-    let figures = model.sweep_figures().unwrap();
+    let sweep = model.sweep_figures().unwrap();
     let (said, stats) = StreamedEngineFixture::new(model, 64, drafts).answer(&requests, 2);
     assert_eq!(said, wanted);
     let log = reader.0.lock().unwrap().clone();
@@ -298,5 +298,5 @@ fn draft_and_target_never_compute_at_once_and_drafting_ahead_waits_for_weights()
     }
     assert_eq!(kept, stats.speculation.kept);
     assert!(discarded > 0 && kept + discarded <= stats.speculation.ahead);
-    assert!(figures.computed() > Duration::ZERO);
+    assert!(sweep.computed() > Duration::ZERO);
 }

@@ -71,13 +71,13 @@ pub(crate) struct WorkerFixture {
 
 /// Whether the pass gives its workers time to compute first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PassPace {
+pub(crate) enum PassSpeed {
     Swift,
     Slow,
 }
 
 impl WorkerFixture {
-    pub(crate) fn new(model: &str, seats: usize, pace: PassPace) -> Self {
+    pub(crate) fn new(model: &str, seats: usize, speed: PassSpeed) -> Self {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let (socket, library) = (directory.path().join("workers.sock"), ImageRegistry::new().unwrap());
@@ -89,7 +89,7 @@ impl WorkerFixture {
             library.clone(),
         )
         .unwrap();
-        let assist = if pace == PassPace::Slow { Box::new(DelayedAssist(assist)) } else { assist };
+        let assist = if speed == PassSpeed::Slow { Box::new(DelayedAssist(assist)) } else { assist };
         Self { model: model.with_assist(assist), workers, library, socket, _directory: directory }
     }
 
@@ -313,7 +313,7 @@ impl Drop for WorkerThreads {
 
 /// Seat of a worker at the board, and its mapped images.
 pub(crate) struct TestWorker {
-    pub(crate) seat: Consumer,
+    pub(crate) consumer: Consumer,
     pub(crate) connection: WorkerEnd,
     pub(crate) images: BTreeMap<u64, BTreeMap<u32, LoraMatrix>>,
     /// Second descriptor of the control region, to write arbitrary words.
@@ -323,7 +323,7 @@ pub(crate) struct TestWorker {
 }
 
 impl TestWorker {
-    /// Connects; `None` if there is no free seat.
+    /// Connects; `None` if there is no free worker slot.
     pub(crate) fn sit(socket: &Path) -> Option<Self> {
         let connection = connect(socket).ok()?;
         connection.send(&FromWorker::Hello(WorkerHello::new(1, 7)), &[]).ok()?;
@@ -332,10 +332,11 @@ impl TestWorker {
         let again = control.try_clone().unwrap();
         let number = WorkerNumber::new(seated.worker).unwrap();
         // A board with invalid words cannot be joined.
-        let seat = Consumer::join(ConsumerFds { control, x, sums }, SlotNumber(seated.seat), number).ok()?;
-        let geometry = seat.geometry();
+        let consumer =
+            Consumer::join(ConsumerFds { control, x, sums }, SlotNumber(seated.seat), number).ok()?;
+        let geometry = consumer.geometry();
         let (x, sums) = (vec![0.0; geometry.x_elements], vec![0.0; geometry.sums_elements]);
-        Some(Self { seat, connection, images: BTreeMap::new(), control: again, x, sums })
+        Some(Self { consumer, connection, images: BTreeMap::new(), control: again, x, sums })
     }
 
     pub(crate) fn control(&self) -> Region {
@@ -364,9 +365,9 @@ impl TestWorker {
     }
 
     pub(crate) fn serve(&mut self) {
-        let Self { seat, images, x, sums, .. } = self;
+        let Self { consumer, images, x, sums, .. } = self;
         let knows = |image, module| images.get(&image).is_some_and(|image| image.contains_key(&module));
-        while let Some(claim) = seat.claim(knows) {
+        while let Some(claim) = consumer.claim(knows) {
             let slice = *claim.slice();
             let matrix = &images[&slice.image][&slice.module];
             let (x, sums) = (&mut x[..slice.x_elements()], &mut sums[..slice.sums_elements as usize]);
@@ -402,16 +403,16 @@ fn matrices(image: &Image) -> BTreeMap<u32, LoraMatrix> {
     entries.collect()
 }
 
-/// Takes a seat repeatedly, and runs `at_work` on each job while it returns true.
+/// Takes a worker slot repeatedly, and runs `at_work` on each job while it returns true.
 pub(crate) fn serve_jobs(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut TestWorker) -> bool) {
     while !over.load(Ordering::Relaxed) {
-        let Some(mut desk) = TestWorker::sit(socket) else {
+        let Some(mut worker) = TestWorker::sit(socket) else {
             thread::sleep(Duration::from_millis(5));
             continue;
         };
-        while !over.load(Ordering::Relaxed) && desk.news() {
-            match desk.seat.wait(Duration::from_micros(50)) {
-                WakeReason::Job if !at_work(&mut desk) => break,
+        while !over.load(Ordering::Relaxed) && worker.news() {
+            match worker.consumer.wait(Duration::from_micros(50)) {
+                WakeReason::Job if !at_work(&mut worker) => break,
                 WakeReason::Fenced => break,
                 WakeReason::Job | WakeReason::Rest => {}
             }
@@ -420,9 +421,9 @@ pub(crate) fn serve_jobs(socket: &Path, over: &AtomicBool, mut at_work: impl FnM
 }
 
 pub(crate) fn honest(socket: &Path, over: &AtomicBool) {
-    serve_jobs(socket, over, |desk| {
-        desk.news() && {
-            desk.serve();
+    serve_jobs(socket, over, |worker| {
+        worker.news() && {
+            worker.serve();
             true
         }
     });

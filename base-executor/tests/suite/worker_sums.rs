@@ -7,7 +7,7 @@ use model::deltas::prepared::PreparedAdapter;
 use serde_json::Value;
 
 use crate::worker::{
-    BatchRequest, PASSES, PassPace, TestWorker, WorkerFixture, WorkerThreads, adapter_of_everything, bits,
+    BatchRequest, PASSES, PassSpeed, TestWorker, WorkerFixture, WorkerThreads, adapter_of_everything, bits,
     golden, honest, request, resident, stage, until,
 };
 
@@ -38,7 +38,7 @@ fn tallies(adapters: &[Arc<PreparedAdapter>]) -> [u64; 3] {
 fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived() {
     let name = "llama-tied";
     for count in 1..=4 {
-        let mut house = WorkerFixture::new(name, count, PassPace::Slow);
+        let mut house = WorkerFixture::new(name, count, PassSpeed::Slow);
         let mut adapters: Vec<_> = ["rank64-all-linear", "rank4-attention", "patterns", "rank8-bf16"]
             .map(|adapter| house.golden_adapter(name, adapter))
             .into();
@@ -74,7 +74,7 @@ fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived()
 #[test]
 fn a_pass_that_waits_for_nobody_has_the_same_bits() {
     for (name, threads) in [("llama-rope3", 3), ("qwen2-f16", 2)] {
-        let mut house = WorkerFixture::new(name, threads, PassPace::Swift);
+        let mut house = WorkerFixture::new(name, threads, PassSpeed::Swift);
         let everything = adapter_of_everything(house.model.config(), &[40, 5, 33, 16]);
         let adapter = house.publish(&everything, LoraPrecision::Compact);
         let requests = [request(1, 60, Some(&adapter)), request(2, 3, None), request(3, 2, Some(&adapter))];
@@ -93,7 +93,7 @@ fn a_pass_that_waits_for_nobody_has_the_same_bits() {
 #[test]
 fn an_adapter_that_arrives_while_workers_compute_changes_no_bit() {
     let name = "llama-tied";
-    let mut house = WorkerFixture::new(name, 2, PassPace::Slow);
+    let mut house = WorkerFixture::new(name, 2, PassSpeed::Slow);
     let adapter = house.golden_adapter(name, "rank64-all-linear");
     let requests = [request(4, 40, Some(&adapter)), request(5, 7, None)];
     let expected = host_bits(name, &requests);
@@ -124,7 +124,7 @@ fn an_adapter_that_arrives_while_workers_compute_changes_no_bit() {
 #[test]
 fn an_adapter_that_is_wholly_there_asks_no_worker() {
     let name = "llama-tied";
-    let mut house = WorkerFixture::new(name, 1, PassPace::Slow);
+    let mut house = WorkerFixture::new(name, 1, PassSpeed::Slow);
     let adapter = house.golden_adapter(name, "rank16-all-linear");
     let requests = [request(1, 20, Some(&adapter)), request(2, 20, None)];
     let expected = host_bits(name, &requests);
@@ -142,12 +142,12 @@ fn an_adapter_that_is_wholly_there_asks_no_worker() {
 #[test]
 fn an_image_is_on_offer_until_the_last_that_computes_with_it_is_done() {
     let name = "llama-tied";
-    let house = WorkerFixture::new(name, 2, PassPace::Swift);
+    let house = WorkerFixture::new(name, 2, PassSpeed::Swift);
     let adapter = house.golden_adapter(name, "rank16-all-linear");
-    let mut desk = TestWorker::sit(house.socket()).unwrap();
+    let mut worker = TestWorker::sit(house.socket()).unwrap();
     let mut until_offered = |expected: &[&Arc<PreparedAdapter>]| {
         let expected: Vec<u64> = expected.iter().map(|adapter| adapter.image().0).collect();
-        let is_so = || desk.news() && desk.images.keys().copied().eq(expected.iter().copied());
+        let is_so = || worker.news() && worker.images.keys().copied().eq(expected.iter().copied());
         until(is_so, || format!("{expected:?} on offer"));
     };
     until_offered(&[&adapter]);
@@ -165,7 +165,7 @@ fn an_image_is_on_offer_until_the_last_that_computes_with_it_is_done() {
 #[test]
 fn workers_give_the_logits_of_transformers() {
     let model = "llama-tied";
-    let mut house = WorkerFixture::new(model, 2, PassPace::Slow);
+    let mut house = WorkerFixture::new(model, 2, PassSpeed::Slow);
     let asked = "rank4-attention:0.7+rank16-rslora:0.5";
     let adapters = [
         ("rank64-all-linear", house.golden_adapter(model, "rank64-all-linear")),

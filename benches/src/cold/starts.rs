@@ -71,7 +71,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
 }
 
 #[derive(Debug, Clone, Copy)]
-struct MachinePace {
+struct MachineSpeed {
     /// Capacity in requests per second.
     capacity: f64,
     /// Time to first token of a lone request, in milliseconds.
@@ -85,10 +85,10 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
     let mut cached = ColdExecutor::start(place, Mode::Cached).await?;
     cached.load(&folders).await?;
     let bytes = cached.stats().await?.device_bytes / ADAPTERS as u64;
-    let pace = pace(&mut cached).await?;
+    let speed = speed(&mut cached).await?;
     place.device_bytes = bytes * ON_DEVICE as u64;
-    place.link_gbps = pace.link_gbps(config.link, bytes);
-    let setting = ExperimentSetting { pace, bytes, gbps: place.link_gbps };
+    place.link_gbps = speed.link_gbps(config.link, bytes);
+    let setting = ExperimentSetting { speed, bytes, gbps: place.link_gbps };
     setting.print_setting();
     let mut executors = vec![cached];
     for mode in [Mode::OnDemand, Mode::CpuAssist] {
@@ -98,7 +98,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
     pin(place.worker_core)?;
     let mut comparisons = Vec::new();
     for (number, cell) in CELLS.iter().enumerate() {
-        let rounds = cell.measure(config, pace, &mut executors, number).await?;
+        let rounds = cell.measure(config, speed, &mut executors, number).await?;
         comparisons.extend(cell.compare(&setting, &rounds)?);
         if let Some(folder) = &config.plot {
             let name = format!("cold-start-{}-{}.svg", cell.name, config.link.name());
@@ -116,7 +116,7 @@ async fn started(place: ExecutorPlacement<'_>, mode: Mode, folders: &[PathBuf]) 
     Ok(executor)
 }
 
-async fn pace(cached: &mut ColdExecutor) -> Result<MachinePace> {
+async fn speed(cached: &mut ColdExecutor) -> Result<MachineSpeed> {
     let load = |rate, requests| ColdLoad { rate, requests, adapters: ADAPTERS, popularity: DISTINCT };
     cached.serve(&load(1e6, BURST / 3).arrivals(1)).await?;
     let mut first = Vec::new();
@@ -127,10 +127,10 @@ async fn pace(cached: &mut ColdExecutor) -> Result<MachinePace> {
     let first_token_ms = crate::measure::Samples::new(first)?.mean();
     let served = cached.serve(&load(1e6, BURST).arrivals(3)).await?;
     let last = served.iter().map(|served| served.last).max().unwrap_or_default();
-    Ok(MachinePace { capacity: BURST as f64 / last.as_secs_f64(), first_token_ms })
+    Ok(MachineSpeed { capacity: BURST as f64 / last.as_secs_f64(), first_token_ms })
 }
 
-impl MachinePace {
+impl MachineSpeed {
     /// Speed of the link for adapters of `bytes`.
     fn link_gbps(self, link: LinkSpeed, bytes: u64) -> f64 {
         let load_s = match link {
@@ -143,7 +143,7 @@ impl MachinePace {
 }
 
 struct ExperimentSetting {
-    pace: MachinePace,
+    speed: MachineSpeed,
     bytes: u64,
     gbps: f64,
 }
@@ -155,7 +155,7 @@ impl ExperimentSetting {
     }
 
     fn print_setting(&self) {
-        let MachinePace { capacity, first_token_ms } = self.pace;
+        let MachineSpeed { capacity, first_token_ms } = self.speed;
         let (gbps, mib, load_ms) = (self.gbps, self.bytes as f64 / f64::from(1 << 20), self.load_ms());
         eprintln!(
             "holobiont-bench: cold starts: capacity {capacity:.2} requests/s, lone first token {first_token_ms:.1} ms, \
@@ -165,20 +165,20 @@ impl ExperimentSetting {
 }
 
 impl LoadCell {
-    fn rate(&self, pace: MachinePace) -> f64 {
-        self.share * pace.capacity
+    fn rate(&self, speed: MachineSpeed) -> f64 {
+        self.share * speed.capacity
     }
 
     /// Measures all modes with the same arrivals, in another order every round.
     async fn measure(
         &self,
         config: &SuiteConfig,
-        pace: MachinePace,
+        speed: MachineSpeed,
         executors: &mut [ColdExecutor],
         number: usize,
     ) -> Result<[Rounds; 3]> {
         let load = ColdLoad {
-            rate: self.rate(pace),
+            rate: self.rate(speed),
             requests: self.requests,
             adapters: ADAPTERS,
             popularity: self.popularity,
@@ -231,7 +231,7 @@ impl LoadCell {
     }
 
     fn case(&self, setting: &ExperimentSetting) -> String {
-        let (name, rate) = (self.name, self.rate(setting.pace));
+        let (name, rate) = (self.name, self.rate(setting.speed));
         let which = match self.popularity {
             Popularity::Distinct { .. } => "distinct adapters".to_owned(),
             Popularity::Zipf { s } => format!("Zipf {s} of {ADAPTERS}, {ON_DEVICE} fit"),

@@ -75,7 +75,7 @@ impl Aggregate {
 pub(super) struct Rounds(pub(super) Vec<Vec<ServedTiming>>);
 
 impl Rounds {
-    pub(super) fn figures(&self, metric: Metric, over: Aggregate) -> Result<Samples> {
+    pub(super) fn samples(&self, metric: Metric, over: Aggregate) -> Result<Samples> {
         let round = |served: &Vec<ServedTiming>| {
             let values = served.iter().filter_map(|served| metric.ms(served)).collect();
             Samples::new(values).map(|samples| over.of(&samples))
@@ -108,11 +108,11 @@ impl ModePair<'_> {
             case: format!("{}, {}, {}, {ours}", self.case, metric.name(), over.name()),
             unit: "ms",
             better: Better::Lower,
-            ours: self.ours.1.figures(metric, over)?,
+            ours: self.ours.1.samples(metric, over)?,
             rival: PeerSamples {
                 name: format!("holobiont, {peer}"),
                 format: "Q4_1".to_owned(),
-                samples: self.peer.1.figures(metric, over)?,
+                samples: self.peer.1.samples(metric, over)?,
             },
             target,
         })
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(Metric::PerToken.ms(&served(4)), Some(100.0));
         assert_eq!(Metric::PerToken.ms(&served(1)), None);
         let rounds = Rounds(vec![vec![served(4), served(1)], vec![served(2)]]);
-        assert_eq!(rounds.figures(Metric::PerToken, Aggregate::Mean).unwrap().values(), [100.0, 300.0]);
+        assert_eq!(rounds.samples(Metric::PerToken, Aggregate::Mean).unwrap().values(), [100.0, 300.0]);
         assert_eq!(rounds.all(Metric::LoadWait).unwrap().values(), [30.0; 3]);
     }
 }

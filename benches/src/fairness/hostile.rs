@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use super::{
     FIRST_TOKEN, FairnessSample, GOODPUT,
     attacks::{Attacker, check_names},
-    figures, rival,
+    rival, samples,
     tenants::{LoadWindow, Tenants},
 };
 use crate::{
@@ -61,9 +61,9 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
             tenants.beside(EIGHTH, config.attacks.as_deref(), || tenants.open(&honest, how, round))?;
         eprintln!("holobiont-bench: the attacks were answered {answers:?}");
         memory.lock().unwrap_or_else(PoisonError::into_inner).push(highest);
-        figures(&tries?, length)
+        samples(&tries?, length)
     };
-    let asked = |round| figures(&tenants.open(&all, how, round)?[..HONEST.len()], length);
+    let asked = |round| samples(&tenants.open(&all, how, round)?[..HONEST.len()], length);
     let [beside, fair] = alternate(config.runs, [Box::new(attacked), Box::new(asked)])?;
     let row = |index: usize, what: &str, (unit, better), target| -> Result<Comparison> {
         Ok(Comparison {
@@ -71,10 +71,10 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
             case: format!("seven tenants beside one that attacks every door: {what}"),
             unit,
             better,
-            ours: Samples::of(&beside, |figures| figures[index])?,
+            ours: Samples::of(&beside, |samples| samples[index])?,
             rival: rival(
                 "the seven beside an eighth that asks as they do",
-                Samples::of(&fair, |figures| figures[index])?,
+                Samples::of(&fair, |samples| samples[index])?,
             ),
             target: Some(target),
         })

@@ -104,7 +104,7 @@ struct DraftedStreamBench<'a> {
 
 impl DraftedStreamBench<'_> {
     fn side(&self, readahead: Readahead) -> Result<StreamedSide> {
-        let way = ReadMode { percent: self.percent, readahead, pace: NonZeroU64::new(DISK) };
+        let way = ReadMode { percent: self.percent, readahead, bytes_per_s: NonZeroU64::new(DISK) };
         StreamedSide::open(&self.config.model, self.directory, self.cores, way)
     }
 
@@ -139,7 +139,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores, directory: &Path) -> Resu
     let told = text.encode_raw(TOLD)?;
     let copied =
         text.encode_raw(&format!("Copy this text:\n{COPIED}\n\nThe copy:\n{COPIED}\n\nOnce more:\nThe"))?;
-    let way = ReadMode { percent: 100, readahead: Readahead::Next, pace: None };
+    let way = ReadMode { percent: 100, readahead: Readahead::Next, bytes_per_s: None };
     let mut resident = StreamedEngine::new(
         StreamedSide::open(&config.model, directory, cores, way)?.model,
         Drafts::default(),

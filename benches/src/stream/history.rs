@@ -67,12 +67,12 @@ fn beside(side: &mut StreamedSide, directory: &Path, copies: CopyEngine, name: &
 }
 
 pub(super) fn run(side: &mut StreamedSide, directory: &Path, runs: usize) -> Result<Vec<Comparison>> {
-    let figures = side.model_figures().context("nothing of the base comes from the disk")?;
+    let totals = side.weight_stats().context("nothing of the base comes from the disk")?;
     let side = std::cell::RefCell::new(side);
     let contestants: [Contestant<'_, f64>; 3] = [
         Box::new(|_| Ok(side.borrow_mut().decode(1)?.tokens_per_s)),
         Box::new(|_| {
-            let copies = CopyEngine::start_behind(Arc::clone(&figures) as _)?;
+            let copies = CopyEngine::start_behind(Arc::clone(&totals) as _)?;
             beside(&mut side.borrow_mut(), directory, copies, "gives way")
         }),
         Box::new(|_| {

@@ -19,7 +19,7 @@ use crate::{
     error::CallError,
     session::{
         Session,
-        calls::{LayerCall, ring_room},
+        calls::{LayerCall, modular_range},
     },
 };
 
@@ -200,8 +200,8 @@ impl Mask for ModularMask {
         }
         let no_ring = || CallError::NoRing { site };
         let offered = &session.catalog().sites[site as usize];
-        let (offer, room) = offered.ring.zip(ring_room(offered, op)).ok_or_else(no_ring)?;
-        let ModularRange { modulus, bits } = room;
+        let (offer, range) = offered.ring.zip(modular_range(offered, op)).ok_or_else(no_ring)?;
+        let ModularRange { modulus, bits } = range;
         self.convert(place, input, bits, rows, session)?;
         let sent = self.sent(count);
         let (x, y) = (&self.x[..sent * input], first(&mut self.y, sent * output));

@@ -10,17 +10,17 @@ use zeroize::Zeroize;
 
 use crate::{
     error::CallError,
-    session::{Session, calls::ring_room},
+    session::{Session, calls::modular_range},
 };
 
-/// Returns the first `count` values of `room`, which grows if necessary. Old content is erased before memory
-/// is freed, because it is secret.
-pub(super) fn first<T: Copy + Default + Zeroize>(room: &mut Vec<T>, count: usize) -> &mut [T] {
-    if room.len() < count {
-        room.zeroize();
-        room.resize(count, T::default());
+/// Returns the first `count` values of `buffer`, which grows if necessary. Old content is erased before
+/// memory is freed, because it is secret.
+pub(super) fn first<T: Copy + Default + Zeroize>(buffer: &mut Vec<T>, count: usize) -> &mut [T] {
+    if buffer.len() < count {
+        buffer.zeroize();
+        buffer.resize(count, T::default());
     }
-    &mut room[..count]
+    &mut buffer[..count]
 }
 
 /// Calls a function for the number of bytes of a modulus.
@@ -104,7 +104,8 @@ fn lower<const B: usize>(word: u64) -> [u8; B] {
 /// Fails if a site has no modular path.
 pub(super) fn offers(session: &Session) -> Result<Vec<control::ModularWeights>, CallError> {
     let offer = |(site, number): (&control::Site, u32)| {
-        let is_usable = [SiteOp::Forward, SiteOp::Backward].iter().all(|&op| ring_room(site, op).is_some());
+        let is_usable =
+            [SiteOp::Forward, SiteOp::Backward].iter().all(|&op| modular_range(site, op).is_some());
         let ring = site.ring.filter(|_| is_usable && site.has_path(SitePath::Ring));
         ring.ok_or(CallError::NoRing { site: number })
     };

@@ -125,7 +125,7 @@ impl RotatingNoise {
     pub(super) fn new(
         settings: NoiseSettings,
         session: &mut Session,
-        told: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, CallError> {
         let NoiseSettings { noises, scale, rotate_rows } = settings;
         let is_scale = scale.is_finite() && scale > 0.0;
@@ -153,7 +153,7 @@ impl RotatingNoise {
             activations.refresh(session, place, settings, &mut random)?;
             // Noises for gradients are drawn with the first gradients, because few clients train.
             sites.push(SiteNoises { activations, gradients: SiteNoise::none((outputs, columns)) });
-            told(sites.len(), shapes.len());
+            on_progress(sites.len(), shapes.len());
         }
         Ok(Self { settings, sites, random, covered: Vec::new() })
     }

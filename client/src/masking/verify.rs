@@ -87,18 +87,21 @@ impl fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// Computes the data from this process's own weights, which are not needed afterwards; calls `told` with
-    /// the numbers of finished sites and of all sites.
+    /// Computes the data from this process's own weights, which are not needed afterwards; calls
+    /// `on_progress` with the numbers of finished sites and of all sites.
     ///
     /// # Errors
     /// Fails if a site has no modular path, the system has no randomness, or the device fails.
-    pub fn new(base: &mut dyn EvaluateSites, told: &mut dyn FnMut(usize, usize)) -> Result<Self, CallError> {
+    pub fn new(
+        base: &mut dyn EvaluateSites,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, CallError> {
         let mut secrets = SeededRows { key: secrets::key()?, first: 0 };
         let shapes = base.sites().to_vec();
         let mut sites = Vec::with_capacity(shapes.len());
         for (site, number) in shapes.iter().zip(0..) {
             sites.push(known(base, SiteId(number), site, &mut secrets)?);
-            told(sites.len(), shapes.len());
+            on_progress(sites.len(), shapes.len());
         }
         Ok(Self { sites })
     }
@@ -166,7 +169,7 @@ fn check(
     };
     // The wire modulus does not matter here, because an effect is a number of 64 bits.
     let ModularRange { bits, .. } = ModularRange::new(ring.l1[back as usize], false).ok_or_else(no_ring)?;
-    let room = site.ring_room(op_of(back)).ok_or_else(no_ring)?;
+    let range = site.modular_range(op_of(back)).ok_or_else(no_ring)?;
     let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
     let (mut secret, mut effect) = (vec![0_u32; checks * answer], vec![0_i64; checks * row]);
     secrets.fill(0, answer, bytemuck::cast_slice_mut(&mut secret));
@@ -176,13 +179,13 @@ fn check(
     let [mut piece, mut part_of_effect] =
         [secret.len(), effect.len()].map(|count| Zeroizing::new(vec![0_u64; count]));
     let [mut x, mut out] =
-        [secret.len(), effect.len()].map(|count| Zeroizing::new(vec![0.0; room.modulus.words(count)]));
-    for shift in (0..bits).step_by(room.bits as usize) {
-        let mask = (1 << room.bits.min(bits - shift)) - 1;
+        [secret.len(), effect.len()].map(|count| Zeroizing::new(vec![0.0; range.modulus.words(count)]));
+    for shift in (0..bits).step_by(range.bits as usize) {
+        let mask = (1 << range.bits.min(bits - shift)) - 1;
         piece.iter_mut().zip(&secret).for_each(|(piece, secret)| *piece = u64::from(secret >> shift & mask));
-        pack(room.modulus, &piece, &mut x);
+        pack(range.modulus, &piece, &mut x);
         evaluate(base, (number, part), back, &x, &mut out)?;
-        unpack(room.modulus, &out, &mut part_of_effect);
+        unpack(range.modulus, &out, &mut part_of_effect);
         for (effect, part) in effect.iter_mut().zip(part_of_effect.iter()) {
             *effect = effect.wrapping_add(part.cast_signed().wrapping_shl(shift));
         }

@@ -31,7 +31,7 @@ pub struct LayerCall {
 
 /// Returns modulus and bits of rows on the modular path; `None` if the site has none.
 #[must_use]
-pub fn ring_room(site: &Site, op: SiteOp) -> Option<ModularRange> {
+pub fn modular_range(site: &Site, op: SiteOp) -> Option<ModularRange> {
     let is_even = site.parts.iter().map(|part| part.rows).chain([site.columns]).all(|size| size % 2 == 0);
     ModularRange::new(site.ring.as_ref()?.l1[usize::from(op == SiteOp::Backward)], is_even)
 }
@@ -74,8 +74,8 @@ impl Session {
         if ask.path != SitePath::Ring {
             return Ok((input, output));
         }
-        let room = ring_room(&self.catalog.sites[ask.site.0 as usize], ask.op);
-        let modulus = room.ok_or(CallError::NoRing { site: ask.site.0 })?.modulus;
+        let range = modular_range(&self.catalog.sites[ask.site.0 as usize], ask.op);
+        let modulus = range.ok_or(CallError::NoRing { site: ask.site.0 })?.modulus;
         Ok((modulus.words(input), modulus.words(output)))
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use client::{
     error::LinkError,
-    session::{Session, calls::ring_room},
+    session::{Session, calls::modular_range},
     transport::{Connect, Transport, loopback::Loopback},
 };
 use kernels::Modulus;
@@ -163,7 +163,7 @@ impl CuriousExecutor {
 
     fn modulus(&self, site: SiteId, op: SiteOp) -> Modulus {
         let session = Session::open(Box::new(self.executor.clone()), settings()).unwrap();
-        ring_room(&session.catalog().sites[site.0 as usize], op).unwrap().modulus
+        modular_range(&session.catalog().sites[site.0 as usize], op).unwrap().modulus
     }
 
     /// Rows of `width` integers that the executor had to draw for `site`.

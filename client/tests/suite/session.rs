@@ -26,24 +26,24 @@ use shmproto::{
 };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum CallFate {
+enum CallOutcome {
     Refused(CallStatus),
     Lost,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum OpenFate {
+enum OpenOutcome {
     Refused(RefusalCode, u32),
     Unreachable,
     /// Another executor answers, with this base.
     Instance(u64, [u8; 32]),
 }
 
-/// Scripted executor; calls without a scripted fate return `2 x`.
+/// Scripted executor; calls without a scripted outcome return `2 x`.
 #[derive(Debug, Default)]
 struct ExecutorScript {
-    openings: VecDeque<OpenFate>,
-    fates: VecDeque<CallFate>,
+    openings: VecDeque<OpenOutcome>,
+    outcomes: VecDeque<CallOutcome>,
     asked: Vec<u64>,
     numbers: Vec<u64>,
     rows: Vec<u32>,
@@ -56,10 +56,10 @@ struct ExecutorScript {
 struct ScriptedExecutor(Arc<Mutex<ExecutorScript>>);
 
 impl ScriptedExecutor {
-    fn new(openings: &[OpenFate], fates: &[CallFate]) -> Self {
+    fn new(openings: &[OpenOutcome], outcomes: &[CallOutcome]) -> Self {
         Self(Arc::new(Mutex::new(ExecutorScript {
             openings: openings.to_vec().into(),
-            fates: fates.to_vec().into(),
+            outcomes: outcomes.to_vec().into(),
             paths: 0b011,
             max_bytes: 1 << 20,
             current: (1, [1; 32]),
@@ -96,7 +96,7 @@ impl ExecutorScript {
 impl Connect for ScriptedExecutor {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         let mut script = self.0.lock().unwrap();
-        if script.openings.front() == Some(&OpenFate::Unreachable) {
+        if script.openings.front() == Some(&OpenOutcome::Unreachable) {
             script.openings.pop_front();
             let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
             return Err(LinkError::Unreachable { address: "here".to_owned(), source });
@@ -112,11 +112,11 @@ impl Transport for ScriptedExecutor {
             ToLayers::Open(open) => {
                 script.asked.push(open.session);
                 match script.openings.pop_front() {
-                    Some(OpenFate::Refused(code, retry_after_ms)) => {
+                    Some(OpenOutcome::Refused(code, retry_after_ms)) => {
                         let message = "because".to_owned();
                         return Ok(FromLayers::Refused(SessionRefused { code, message, retry_after_ms }));
                     }
-                    Some(OpenFate::Instance(instance, base)) => script.current = (instance, base),
+                    Some(OpenOutcome::Instance(instance, base)) => script.current = (instance, base),
                     _ => {}
                 }
                 FromLayers::Opened(SessionOpened {
@@ -142,9 +142,9 @@ impl Transport for ScriptedExecutor {
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
         let mut script = self.0.lock().unwrap();
         script.numbers.push(call.sequence);
-        match script.fates.pop_front() {
-            Some(CallFate::Lost) => Err(LinkError::Lost("told so".to_owned())),
-            Some(CallFate::Refused(status)) => Ok(ReplyHeader::refusal(call, status, 5)),
+        match script.outcomes.pop_front() {
+            Some(CallOutcome::Lost) => Err(LinkError::Lost("told so".to_owned())),
+            Some(CallOutcome::Refused(status)) => Ok(ReplyHeader::refusal(call, status, 5)),
             None => {
                 script.rows.push(call.rows);
                 out.iter_mut().zip(x).for_each(|(out, x)| *out = 2.0 * x);
@@ -175,13 +175,13 @@ fn call(session: &mut Session, rows: usize) -> Result<(), CallError> {
 
 #[test]
 fn an_unanswered_call_is_repeated_under_its_number_and_a_refused_one_under_another() {
-    let fates = [
-        CallFate::Lost,
-        CallFate::Refused(CallStatus::Busy),
-        CallFate::Refused(CallStatus::Quota),
-        CallFate::Refused(CallStatus::Failed),
+    let outcomes = [
+        CallOutcome::Lost,
+        CallOutcome::Refused(CallStatus::Busy),
+        CallOutcome::Refused(CallStatus::Quota),
+        CallOutcome::Refused(CallStatus::Failed),
     ];
-    let executor = ScriptedExecutor::new(&[], &fates);
+    let executor = ScriptedExecutor::new(&[], &outcomes);
     let mut session = executor.session().unwrap();
     call(&mut session, 1).unwrap();
     let script = executor.0.lock().unwrap();
@@ -193,10 +193,11 @@ fn an_unanswered_call_is_repeated_under_its_number_and_a_refused_one_under_anoth
 
 #[test]
 fn a_number_the_executor_has_answered_before_the_connection_was_lost_is_replaced() {
-    let executor = ScriptedExecutor::new(&[], &[CallFate::Lost, CallFate::Refused(CallStatus::Sequence)]);
+    let executor =
+        ScriptedExecutor::new(&[], &[CallOutcome::Lost, CallOutcome::Refused(CallStatus::Sequence)]);
     call(&mut executor.session().unwrap(), 1).unwrap();
     assert_eq!(executor.0.lock().unwrap().numbers, [1, 1, 2]);
-    let executor = ScriptedExecutor::new(&[], &[CallFate::Refused(CallStatus::Sequence)]);
+    let executor = ScriptedExecutor::new(&[], &[CallOutcome::Refused(CallStatus::Sequence)]);
     let error = call(&mut executor.session().unwrap(), 1).unwrap_err();
     assert!(matches!(error, CallError::Link(LinkError::Protocol(_))), "{error}");
 }
@@ -204,13 +205,13 @@ fn a_number_the_executor_has_answered_before_the_connection_was_lost_is_replaced
 #[test]
 fn a_restarted_executor_is_found_again_and_gets_a_new_session() {
     let openings = [
-        OpenFate::Instance(1, [1; 32]),
-        OpenFate::Unreachable,
-        OpenFate::Refused(RefusalCode::Draining, 10),
-        OpenFate::Refused(RefusalCode::NoSuchSession, 0),
-        OpenFate::Instance(2, [1; 32]),
+        OpenOutcome::Instance(1, [1; 32]),
+        OpenOutcome::Unreachable,
+        OpenOutcome::Refused(RefusalCode::Draining, 10),
+        OpenOutcome::Refused(RefusalCode::NoSuchSession, 0),
+        OpenOutcome::Instance(2, [1; 32]),
     ];
-    let executor = ScriptedExecutor::new(&openings, &[CallFate::Refused(CallStatus::Draining)]);
+    let executor = ScriptedExecutor::new(&openings, &[CallOutcome::Refused(CallStatus::Draining)]);
     let mut session = executor.session().unwrap();
     call(&mut session, 1).unwrap();
     assert_eq!(session.opened().instance, 2);
@@ -226,8 +227,8 @@ fn an_executor_that_is_about_to_end_is_waited_for_by_questions_too() {
 
 #[test]
 fn another_base_is_an_error_and_never_gone_on_with() {
-    let openings = [OpenFate::Instance(1, [1; 32]), OpenFate::Instance(2, [9; 32])];
-    let executor = ScriptedExecutor::new(&openings, &[CallFate::Lost]);
+    let openings = [OpenOutcome::Instance(1, [1; 32]), OpenOutcome::Instance(2, [9; 32])];
+    let executor = ScriptedExecutor::new(&openings, &[CallOutcome::Lost]);
     let mut session = executor.session().unwrap();
     let error = call(&mut session, 1).unwrap_err();
     assert!(matches!(error, CallError::OtherBase { .. }), "{error}");
@@ -236,9 +237,9 @@ fn another_base_is_an_error_and_never_gone_on_with() {
 
 #[test]
 fn refusals_that_do_not_pass_end_with_a_name_of_their_own() {
-    let many = |status| vec![CallFate::Refused(status); 100];
-    let fails = |fates: &[CallFate]| {
-        let executor = ScriptedExecutor::new(&[], fates);
+    let many = |status| vec![CallOutcome::Refused(status); 100];
+    let fails = |outcomes: &[CallOutcome]| {
+        let executor = ScriptedExecutor::new(&[], outcomes);
         call(&mut executor.session().unwrap(), 1).unwrap_err()
     };
     let quota = fails(&many(CallStatus::Quota));
@@ -249,18 +250,18 @@ fn refusals_that_do_not_pass_end_with_a_name_of_their_own() {
     assert!(matches!(fails(&many(CallStatus::Nonlinear)), CallError::Nonlinear { site: 0 }));
     assert!(matches!(fails(&many(CallStatus::UnknownSite)), CallError::UnknownSite { site: 0 }));
     assert!(matches!(fails(&many(CallStatus::Draining)), CallError::PeerGone { instance: 1, .. }));
-    assert!(matches!(fails(&[CallFate::Lost; 100]), CallError::PeerGone { instance: 1, .. }));
+    assert!(matches!(fails(&[CallOutcome::Lost; 100]), CallError::PeerGone { instance: 1, .. }));
 }
 
 #[test]
 fn a_session_without_room_is_waited_for_and_a_refused_one_is_not() {
-    let busy = OpenFate::Refused(RefusalCode::Busy, 10);
+    let busy = OpenOutcome::Refused(RefusalCode::Busy, 10);
     let executor = ScriptedExecutor::new(&[busy.clone(), busy.clone()], &[]);
     call(&mut executor.session().unwrap(), 1).unwrap();
     let executor = ScriptedExecutor::new(&vec![busy; 100], &[]);
     assert!(matches!(executor.session(), Err(CallError::Busy { .. })));
     for code in [RefusalCode::Version, RefusalCode::Unauthenticated, RefusalCode::Masking] {
-        let executor = ScriptedExecutor::new(&[OpenFate::Refused(code, 0)], &[]);
+        let executor = ScriptedExecutor::new(&[OpenOutcome::Refused(code, 0)], &[]);
         let error = executor.session().unwrap_err();
         assert!(
             matches!(&error, CallError::Link(LinkError::Refused(refused)) if refused.code == code),
@@ -271,7 +272,8 @@ fn a_session_without_room_is_waited_for_and_a_refused_one_is_not() {
 
 #[test]
 fn a_session_has_another_beside_it_where_the_executor_grants_one() {
-    let openings = [OpenFate::Instance(1, [1; 32]), OpenFate::Unreachable, OpenFate::Instance(2, [1; 32])];
+    let openings =
+        [OpenOutcome::Instance(1, [1; 32]), OpenOutcome::Unreachable, OpenOutcome::Instance(2, [1; 32])];
     let executor = ScriptedExecutor::new(&openings, &[]);
     let mut session = executor.session().unwrap();
     let mut another = session.another().unwrap().unwrap();
@@ -280,10 +282,10 @@ fn a_session_has_another_beside_it_where_the_executor_grants_one() {
     assert_eq!(executor.0.lock().unwrap().asked, [0, 0], "each is a new one");
     assert_eq!((another.usage().calls, another.usage().reconnections), (1, 0));
     for code in [RefusalCode::Quota, RefusalCode::Busy] {
-        executor.0.lock().unwrap().openings.push_back(OpenFate::Refused(code, 10));
+        executor.0.lock().unwrap().openings.push_back(OpenOutcome::Refused(code, 10));
         assert!(session.another().unwrap().is_none(), "it is asked once, and goes on with what there is");
     }
-    executor.0.lock().unwrap().openings.push_back(OpenFate::Instance(3, [9; 32]));
+    executor.0.lock().unwrap().openings.push_back(OpenOutcome::Instance(3, [9; 32]));
     assert!(matches!(session.another(), Err(CallError::OtherBase { .. })));
 }
 
@@ -352,7 +354,7 @@ fn a_gradient_whose_noise_is_refused_is_not_sent() {
     let mut session = executor.session().unwrap();
     let mut mask = Masking::Paper(NoiseSettings::default()).prepare(&mut session, &mut |_, _| {}).unwrap();
     let (g, mut out) = ([1.0, -2.0, 3.0, 0.5], [0.0; 4]);
-    executor.0.lock().unwrap().fates.push_back(CallFate::Refused(CallStatus::Nonlinear));
+    executor.0.lock().unwrap().outcomes.push_back(CallOutcome::Refused(CallStatus::Nonlinear));
     let error = mask.call(&mut session, BACKWARD, &g, &mut out).unwrap_err();
     assert!(matches!(error, CallError::Nonlinear { site: 0 }), "{error}");
     assert_eq!(executor.0.lock().unwrap().numbers, [1, 2], "noises of activations, noises of gradients");

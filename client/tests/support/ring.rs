@@ -138,7 +138,7 @@ impl EvaluateSites for ModularTestBase {
         assert!(call.part.is_none() && call.op != SiteOp::Forward, "whole sites, without bias");
         let (site, weights) = (&self.sites[call.site.0 as usize], &self.weights[call.site.0 as usize]);
         let (columns, outputs) = (site.columns, outputs(site));
-        let number_bytes = site.ring_room(call.op).unwrap().modulus.bytes();
+        let number_bytes = site.modular_range(call.op).unwrap().modulus.bytes();
         let x = unpacked(number_bytes, x.values());
         let mut answers = Vec::new();
         if call.op == SiteOp::Backward {

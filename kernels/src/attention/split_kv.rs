@@ -19,14 +19,14 @@ pub(super) struct SplitTiles {
     parts: Vec<TileSegment>,
     /// One entry, over all segments, for each tile that has several.
     cut: Vec<TileSegment>,
-    room: Vec<f32>,
+    scratch: Vec<f32>,
 }
 
 #[derive(Clone, Copy)]
 struct TileSegment {
     tile: usize,
     segments: (usize, usize),
-    /// Offset of the segment's sums in `room`, in elements.
+    /// Offset of the segment's sums in `scratch`, in elements.
     at: usize,
 }
 
@@ -56,7 +56,7 @@ impl SplitTiles {
                 used += numbers(&attend(tile));
             }
         }
-        Some(Self { parts, cut, room: vec![0.0; used] })
+        Some(Self { parts, cut, scratch: vec![0.0; used] })
     }
 
     /// Computes all parts with `one`, then joins the tiles that were split.
@@ -67,17 +67,20 @@ impl SplitTiles {
         attend: impl Fn(usize) -> Attend<'a> + Sync,
         one: impl Fn(Attend<'a>) + Sync,
     ) {
-        let room = SplitScratch(self.room.as_mut_ptr());
+        let scratch = SplitScratch(self.scratch.as_mut_ptr());
         pool.run(self.parts.len(), |i| {
-            let (TileSegment { tile, segments, at }, room) = (self.parts[i], &room);
+            let (TileSegment { tile, segments, at }, scratch) = (self.parts[i], &scratch);
             let whole = attend(tile);
-            let to =
-                if segments == whole.segments { whole.to } else { TileTarget::Part(room.0.wrapping_add(at)) };
+            let to = if segments == whole.segments {
+                whole.to
+            } else {
+                TileTarget::Part(scratch.0.wrapping_add(at))
+            };
             one(Attend { segments, to, ..whole });
         });
         pool.run(self.cut.len(), |i| {
-            let (TileSegment { tile, at, .. }, room) = (self.cut[i], &room);
-            isa.dispatch(JoinSegments { attend: attend(tile), parts: room.0.wrapping_add(at) });
+            let (TileSegment { tile, at, .. }, scratch) = (self.cut[i], &scratch);
+            isa.dispatch(JoinSegments { attend: attend(tile), parts: scratch.0.wrapping_add(at) });
         });
     }
 }

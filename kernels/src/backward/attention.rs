@@ -129,13 +129,13 @@ impl Kernel for HeadGradient<'_> {
         let layout = self.attended.layout;
         let group = layout.heads / layout.kv_heads;
         let tokens = self.sequence.count;
-        let mut room = self.room();
+        let mut scratch = self.scratch();
         for head in self.kv_head * group..(self.kv_head + 1) * group {
             for first in (0..tokens).step_by(SUM_ROWS) {
                 let tile = self.query_tile(head, first);
                 // SAFETY: `attention_gradient` has checked that rows and columns exist and gave them to this thread
                 // alone.
-                unsafe { self.tile::<S>(tile, &mut room) };
+                unsafe { self.tile::<S>(tile, &mut scratch) };
             }
         }
     }
@@ -170,7 +170,7 @@ impl HeadGradient<'_> {
         vec![0.0; if self.attended.limits.cap.is_some() { self.sequence.count } else { 0 }]
     }
 
-    fn room(&self) -> AttentionScratch {
+    fn scratch(&self) -> AttentionScratch {
         let (tokens, width) = (self.sequence.count, self.attended.layout.head_dim);
         let [keys, values] = self.keys_and_values();
         let [keys_transposed, values_transposed] = [&keys, &values].map(|rows| {
@@ -218,40 +218,40 @@ impl HeadGradient<'_> {
     /// # Safety
     /// Rows and columns exist, and no other thread uses them.
     #[inline(always)]
-    unsafe fn tile<S: Simd>(&self, tile: QueryTile, room: &mut AttentionScratch) {
+    unsafe fn tile<S: Simd>(&self, tile: QueryTile, scratch: &mut AttentionScratch) {
         let layout = self.attended.layout;
         let (tokens, width, stride) = (self.sequence.count, layout.head_dim, layout.stride());
         let QueryTile { head, first, count, from, to } = tile;
         let seen = to - from;
-        self.gather_queries(tile, &mut room.queries);
-        let queries = room.queries.as_ptr();
+        self.gather_queries(tile, &mut scratch.queries);
+        let queries = scratch.queries.as_ptr();
         let g = self.g[self.out(first, head)..].as_ptr();
         let g_stride = layout.heads * width;
-        let room_stride = tokens;
+        let scratch_stride = tokens;
         let products = |a: *const f32, a_stride: usize, transposed: &[f32], c: *mut f32| SmallProduct {
             a: Strided::rows(a, a_stride),
             b: transposed[from..].as_ptr(),
             b_stride: tokens,
             c,
-            c_stride: room_stride,
+            c_stride: scratch_stride,
             m: count,
             n: seen,
             k: width,
             into: WriteMode::Place,
         };
-        let (weights, scores) = (room.weights.as_mut_ptr(), room.scores.as_mut_ptr());
+        let (weights, scores) = (scratch.weights.as_mut_ptr(), scratch.scores.as_mut_ptr());
         // SAFETY: keys `from..to` exist, the scratch buffers hold a tile, and the rows of the sequence are this
         // thread's.
         unsafe {
-            products(queries, width, &room.keys_transposed, weights).run::<S>();
-            products(g, g_stride, &room.values_transposed, scores).run::<S>();
-            self.soften_tile::<S>(tile, weights, scores, room_stride, &mut room.slopes);
+            products(queries, width, &scratch.keys_transposed, weights).run::<S>();
+            products(g, g_stride, &scratch.values_transposed, scores).run::<S>();
+            self.soften_tile::<S>(tile, weights, scores, scratch_stride, &mut scratch.slopes);
             let to_queries = self.to.0.add(self.column(first, head * width));
             let to_keys = self.to.0.add(self.column(from, layout.key_column() + self.kv_head * width));
             let to_values = self.to.0.add(self.column(from, layout.value_column() + self.kv_head * width));
-            let keys = room.keys[from * width..].as_ptr();
+            let keys = scratch.keys[from * width..].as_ptr();
             let of_queries = SmallProduct {
-                a: Strided::rows(scores, room_stride),
+                a: Strided::rows(scores, scratch_stride),
                 b: keys,
                 b_stride: width,
                 c: to_queries,
@@ -263,7 +263,7 @@ impl HeadGradient<'_> {
             };
             of_queries.run::<S>();
             let of_keys = |a: *const f32, b: *const f32, b_stride: usize, c: *mut f32| SmallProduct {
-                a: Strided::transposed(a, room_stride),
+                a: Strided::transposed(a, scratch_stride),
                 b,
                 b_stride,
                 c,

@@ -103,7 +103,7 @@ pub fn lora_gradients(
     factors: Factors<'_>,
     reached: DeltaGradient<'_>,
     sequences: &[SequenceRows],
-    room: &mut LoraScratch,
+    scratch: &mut LoraScratch,
     gradients: &mut FactorGradients<'_>,
     gx: Option<&mut [f32]>,
 ) {
@@ -116,14 +116,14 @@ pub fn lora_gradients(
     assert_eq!(gradients.b.len(), outputs * rank, "a gradient for each element of B");
     assert!(sequences.iter().all(|sequence| sequence.first + sequence.count <= rows), "the rows exist");
     assert!(gx.as_ref().is_none_or(|gx| gx.len() == rows * inputs), "a row of gx for each of x");
-    room.fit(factors, rows);
+    scratch.fit(factors, rows);
     let job = LoraGradientJob {
         factors,
         reached,
         sequences,
-        a_transposed: &room.a_transposed,
-        shrunk: room.shrunk.as_mut_ptr(),
-        h: room.h.as_mut_ptr(),
+        a_transposed: &scratch.a_transposed,
+        shrunk: scratch.shrunk.as_mut_ptr(),
+        h: scratch.h.as_mut_ptr(),
         gx: gx.map(<[f32]>::as_mut_ptr),
         to_a: gradients.a.as_mut_ptr(),
         to_b: gradients.b.as_mut_ptr(),

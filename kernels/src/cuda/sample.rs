@@ -76,7 +76,7 @@ pub struct ChosenTokens {
     /// Token ids for the next pass, which the host need not see.
     tokens: DeviceVec<u32>,
     /// Results for the host: token id and log-probability bits of each row.
-    told: Pinned<u32>,
+    results: Pinned<u32>,
     rows: usize,
 }
 
@@ -89,7 +89,7 @@ impl ChosenTokens {
         Ok(Self {
             choices: DeviceVec::new(cuda, rows * CHOICE_WORDS)?,
             tokens: DeviceVec::new(cuda, rows)?,
-            told: Pinned::new(cuda, 2 * rows)?,
+            results: Pinned::new(cuda, 2 * rows)?,
             rows: 0,
         })
     }
@@ -128,7 +128,7 @@ impl ChosenTokens {
     pub fn read(&self, stream: &CudaStream) -> Result<Vec<Option<ChosenToken>>, CudaError> {
         stream.synchronize()?;
         let mut words = vec![0; 2 * self.rows];
-        self.told.read(0, &mut words);
+        self.results.read(0, &mut words);
         let of = |pair: &[u32]| {
             let (token, log_probability) = (pair[0], f32::from_bits(pair[1]));
             (token != NO_TOKEN).then_some(ChosenToken { token, log_probability })
@@ -154,7 +154,7 @@ pub fn choose(stream: &CudaStream, logits: &Matrix, chosen: &mut ChosenTokens) -
         Arg::U32(count(logits.width())),
         Arg::Ptr(chosen.choices.address()),
         Arg::Ptr(chosen.tokens.address()),
-        Arg::Ptr(chosen.told.address_of(0)),
+        Arg::Ptr(chosen.results.address_of(0)),
     ];
     // SAFETY: 1. The kernel is declared with these arguments. 2. A block takes a row; `ask` has made room for as many
     // choices and results. 3. The output is borrowed exclusively; the host reads it after waiting.

@@ -98,8 +98,8 @@ impl FloatChunk<'_> {
 
     #[inline(always)]
     fn in_blocks<S: Simd, V: Values>(self) {
-        let mut room = DecodeScratch::<{ SIDE * DEPTH * LANES }>::new();
-        let weights = room.as_mut_ptr();
+        let mut scratch = DecodeScratch::<{ SIDE * DEPTH * LANES }>::new();
+        let weights = scratch.as_mut_ptr();
         for rows in blocks(0..self.x.rows(), ROW_BLOCK) {
             for depth in blocks(0..self.x.width(), DEPTH) {
                 for panels in blocks(self.first..self.last, SIDE) {

@@ -141,8 +141,8 @@ impl<G: Gradients> Kernel for GradientChunk<'_, G> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let mut room = DecodeScratch::<TILE>::new();
-        let weights = room.as_mut_ptr();
+        let mut scratch = DecodeScratch::<TILE>::new();
+        let weights = scratch.as_mut_ptr();
         for inputs in blocks(self.inputs.clone(), WIDE) {
             if self.from == SumFrom::Zero {
                 self.clear(&inputs);

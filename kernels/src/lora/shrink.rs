@@ -30,7 +30,7 @@ pub(super) struct Shrink<'a> {
     pub(super) x: *const f32,
     pub(super) rows: usize,
     /// Buffer for inputs converted to another kind.
-    pub(super) room: *mut u32,
+    pub(super) scratch: *mut u32,
     /// `[rows, ranks of blocks]`; short blocks are padded to [`RANK_BLOCK`].
     pub(super) sums: *mut f32,
     pub(super) blocks: Range<usize>,
@@ -64,7 +64,7 @@ impl<X, const V: usize> Copy for Strip<X, V> {}
 
 impl Shrink<'_> {
     /// # Safety
-    /// `a` is valid for the blocks, `x` and `sums` for the rows, `room` for `rows * SPAN / 2` elements.
+    /// `a` is valid for the blocks, `x` and `sums` for the rows, `scratch` for `rows * SPAN / 2` elements.
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd, A: StoredElement>(&self) {
         if self.blocks.is_empty() {
@@ -79,7 +79,8 @@ impl Shrink<'_> {
             let each = SPAN.min(1 << self.a.cut().shift);
             for column in (0..columns).step_by(each) {
                 let count = each.min(columns - column);
-                let (x, x_stride) = A::inputs::<S>(self.x.add(column), columns, self.rows, count, self.room);
+                let (x, x_stride) =
+                    A::inputs::<S>(self.x.add(column), columns, self.rows, count, self.scratch);
                 self.span::<S, A>(column, count, x, x_stride);
             }
             let last = RANK_BLOCK.min(self.layout.rank - (self.blocks.end - 1) * RANK_BLOCK);

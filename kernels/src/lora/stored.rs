@@ -54,17 +54,17 @@ pub(super) trait StoredElement {
         false
     }
 
-    /// Prepares `rows` rows of `count` inputs of A, converted in `room` if necessary. Also returns the row
+    /// Prepares `rows` rows of `count` inputs of A, converted in `scratch` if necessary. Also returns the row
     /// distance.
     ///
     /// # Safety
-    /// `x` is valid for rows `stride` apart; `room` for `rows * SPAN / 2` elements; `count <= SPAN`.
+    /// `x` is valid for rows `stride` apart; `scratch` for `rows * SPAN / 2` elements; `count <= SPAN`.
     unsafe fn inputs<S: Simd>(
         x: *const f32,
         stride: usize,
         rows: usize,
         count: usize,
-        room: *mut u32,
+        scratch: *mut u32,
     ) -> (*const Self::Input, usize);
 
     /// Converts `rows` rows of sums over A, `stride` apart, to inputs of B in place, ignoring sums outside
@@ -119,7 +119,7 @@ impl<E: Element> StoredElement for E {
         stride: usize,
         _rows: usize,
         _count: usize,
-        _room: *mut u32,
+        _scratch: *mut u32,
     ) -> (*const f32, usize) {
         (x, stride)
     }
@@ -176,7 +176,7 @@ impl<E: Element> StoredElement for Narrow<E> {
         stride: usize,
         _rows: usize,
         _count: usize,
-        _room: *mut u32,
+        _scratch: *mut u32,
     ) -> (*const f32, usize) {
         (x, stride)
     }
@@ -232,7 +232,7 @@ impl StoredElement for Bf16Pairs {
         stride: usize,
         rows: usize,
         count: usize,
-        room: *mut u32,
+        scratch: *mut u32,
     ) -> (*const u32, usize) {
         const STRIDE: usize = SPAN / 2;
         for row in 0..rows {
@@ -241,11 +241,11 @@ impl StoredElement for Bf16Pairs {
                 // which complete its last pair.
                 unsafe {
                     let v = S::load_head(x.add(row * stride + first), LANES.min(count - first));
-                    S::store_bf16(room.add(row * STRIDE + first / 2).cast(), v);
+                    S::store_bf16(scratch.add(row * STRIDE + first / 2).cast(), v);
                 }
             }
         }
-        (room, STRIDE)
+        (scratch, STRIDE)
     }
     #[inline(always)]
     unsafe fn shrunk<S: Simd>(sums: *mut f32, stride: usize, rows: usize, ranks: Range<usize>) -> *const u32 {

@@ -79,7 +79,7 @@ impl WorkItem<'_> {
             a: self.factors[0],
             x: self.x,
             rows: self.rows,
-            room: scratch.inputs.as_mut_ptr().cast(),
+            scratch: scratch.inputs.as_mut_ptr().cast(),
             sums,
             blocks: blocks.clone(),
         };

@@ -348,7 +348,7 @@ impl DeltaCase {
     fn gradients(&self, isa: Isa, threads: usize, together: usize, of: &DeltaInputs) -> [Vec<f32>; 3] {
         let (mut a, mut b) = (vec![0.0; of.a.len()], vec![0.0; of.b.len()]);
         let mut gx = vec![0.0; of.x.len()];
-        let (mut first, mut room) = (0, LoraScratch::default());
+        let (mut first, mut scratch) = (0, LoraScratch::default());
         for counts in self.counts.chunks(together) {
             let rows: usize = counts.iter().sum();
             let mut row = 0;
@@ -369,7 +369,7 @@ impl DeltaCase {
                     column: of.column,
                 },
                 &sequences,
-                &mut room,
+                &mut scratch,
                 &mut FactorGradients { a: &mut a, b: &mut b },
                 Some(&mut gx[from..to]),
             );

@@ -144,6 +144,6 @@ fn several_workers_share_a_job() {
         for index in 0..works.len() {
             assert_eq!(bits(&executor.read(index, 16 * 512)), expected);
         }
-        executor.board.figures().seats.iter().filter(|seat| seat.slices > 0).count() == peers.len()
+        executor.board.stats().seats.iter().filter(|seat| seat.slices > 0).count() == peers.len()
     });
 }

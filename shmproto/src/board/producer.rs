@@ -404,7 +404,7 @@ mod tests {
             assert_eq!((poster.done(0).map(|done| done.read(0, &mut sums)), sums), (Ok(()), [3.0; 2]));
         }
         assert!(!claim.done(&[9.0; 2]));
-        assert_eq!(board.figures().violations, 0);
+        assert_eq!(board.stats().violations, 0);
     }
 
     #[test]

@@ -52,10 +52,10 @@ impl FrameBody {
 
     /// Makes capacity for `wanted` more bytes, and for as many again as came, up to the frame's length.
     fn grow(&mut self, wanted: usize) {
-        let room = (self.filled + wanted).max(2 * self.filled).max(STEP_BYTES).min(self.length);
-        if room > self.bytes.len() {
-            self.bytes.reserve_exact(room - self.bytes.len());
-            self.bytes.resize(room, 0);
+        let capacity = (self.filled + wanted).max(2 * self.filled).max(STEP_BYTES).min(self.length);
+        if capacity > self.bytes.len() {
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+            self.bytes.resize(capacity, 0);
         }
     }
 

@@ -130,8 +130,8 @@ fn a_workers_sums_reach_the_executor<T: WorkerTransport>() {
         assert_eq!(poster.state(index), SliceState::Done(seat.worker()));
         assert_eq!(sums(&mut poster, index), Some(expected(0.0, slice)));
     }
-    let figures = board.figures().seats[0];
-    assert_eq!((figures.slices, figures.rank_rows, figures.taken_back), (3, 96, 0));
+    let stats = board.stats().seats[0];
+    assert_eq!((stats.slices, stats.rank_rows, stats.taken_back), (3, 96, 0));
 }
 
 fn what_is_taken_back_is_done_by_nobody_else<T: WorkerTransport>() {
@@ -146,7 +146,7 @@ fn what_is_taken_back_is_done_by_nobody_else<T: WorkerTransport>() {
     assert!(!claim.done(&[9.0; 8]), "too late");
     assert_eq!((poster.state(0), poster.state(1)), (SliceState::Taken, SliceState::Taken));
     assert_eq!((sums(&mut poster, 0), work(&mut seat)), (None, None));
-    assert_eq!((board.figures().seats[0].taken_back, board.figures().violations), (1, 0));
+    assert_eq!((board.stats().seats[0].taken_back, board.stats().violations), (1, 0));
 }
 
 fn what_is_done_cannot_be_taken_back<T: WorkerTransport>() {
@@ -196,7 +196,7 @@ fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: WorkerTransport>() {
         (former.wait(Duration::ZERO), former.claim(|_, _| true).is_none()),
         (WakeReason::Fenced, true)
     );
-    assert_eq!((board.figures().violations, board.figures().late_words), (0, 2));
+    assert_eq!((board.stats().violations, board.stats().late_words), (0, 2));
 
     poster.post(&x(5.0), &slices(1)).unwrap();
     assert_eq!(work(&mut next), Some(true));
@@ -245,11 +245,11 @@ fn several_workers_do_all_of_many_jobs<T: WorkerTransport>() {
         }
         poster.rest();
     }
-    let figures = board.figures();
-    figures.seats.iter().for_each(|seat| assert!(board.fence(seat.worker)));
+    let stats = board.stats();
+    stats.seats.iter().for_each(|seat| assert!(board.fence(seat.worker)));
     let in_time: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
-    assert_eq!((in_time, figures.violations, figures.late_words), (done, 0, 0));
-    assert_eq!((done + here, figures.seats.iter().map(|seat| seat.slices).sum()), (3200, done));
+    assert_eq!((in_time, stats.violations, stats.late_words), (done, 0, 0));
+    assert_eq!((done + here, stats.seats.iter().map(|seat| seat.slices).sum()), (3200, done));
 }
 
 /// Acts as a device: writes x, signals it, and writes the next job's x after the answer.
@@ -295,11 +295,11 @@ fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: WorkerTran
         }
     });
     assert!(done > 0, "no worker was ever in time");
-    board.figures().seats.iter().for_each(|worker| assert!(board.fence(worker.worker)));
+    board.stats().seats.iter().for_each(|worker| assert!(board.fence(worker.worker)));
     for worker in workers {
         worker.join().unwrap();
     }
-    assert_eq!(board.figures().violations, 0);
+    assert_eq!(board.stats().violations, 0);
 }
 
 fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: WorkerTransport>() {
@@ -344,8 +344,8 @@ fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: WorkerTransport>() {
         }
         assert_eq!(sums(&mut poster, 0), Some(expected(job.into(), &slice(0))));
     }
-    let beats = board.figures().seats[0].heartbeat;
-    while board.figures().seats[0].heartbeat == beats {
+    let beats = board.stats().seats[0].heartbeat;
+    while board.stats().seats[0].heartbeat == beats {
         thread::yield_now();
     }
     board.fence(number);

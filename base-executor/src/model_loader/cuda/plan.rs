@@ -165,10 +165,10 @@ mod tests {
         let default = plan(&[]);
         assert_eq!(default.pool_bytes(free(&default)), 900_000_000);
         assert_eq!(default.pool_bytes(0), 8 << 20);
-        let told = plan(&["--device-bytes", "1GiB"]);
-        assert_eq!(told.pool_bytes(free(&told)), 1 << 30);
-        let told = plan(&["--kv-bytes", "1GiB", "--device-adapter-bytes", "256MiB"]);
-        assert_eq!(told.pool_bytes(free(&told)), (1 << 30) + (256 << 20));
+        let bounded = plan(&["--device-bytes", "1GiB"]);
+        assert_eq!(bounded.pool_bytes(free(&bounded)), 1 << 30);
+        let split = plan(&["--kv-bytes", "1GiB", "--device-adapter-bytes", "256MiB"]);
+        assert_eq!(split.pool_bytes(free(&split)), (1 << 30) + (256 << 20));
     }
 
     #[test]

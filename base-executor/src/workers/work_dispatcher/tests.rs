@@ -248,14 +248,14 @@ fn those_who_struck_and_left_are_forgotten() {
 
 #[test]
 fn patience_follows_what_was_measured_and_old_figures_fade() {
-    let mut pace = WorkerSpeed::default();
-    assert_eq!(pace.patience(u64::MAX), FIRST_PATIENCE);
-    pace.note(1_000_000, Duration::from_millis(1));
-    assert_eq!(pace.patience(1_000_000), Duration::from_millis(4));
-    assert_eq!(pace.patience(0), FIRST_PATIENCE / 4, "a clock's tick is no reason to give up");
+    let mut speed = WorkerSpeed::default();
+    assert_eq!(speed.patience(u64::MAX), FIRST_PATIENCE);
+    speed.note(1_000_000, Duration::from_millis(1));
+    assert_eq!(speed.patience(1_000_000), Duration::from_millis(4));
+    assert_eq!(speed.patience(0), FIRST_PATIENCE / 4, "a clock's tick is no reason to give up");
     for _ in 0..10_000 {
-        pace.note(1 << 24, Duration::from_millis(168));
+        speed.note(1 << 24, Duration::from_millis(168));
     }
-    let now = pace.patience(1 << 24);
+    let now = speed.patience(1 << 24);
     assert!((Duration::from_millis(600)..Duration::from_millis(700)).contains(&now), "{now:?}");
 }

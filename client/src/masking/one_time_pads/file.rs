@@ -147,18 +147,18 @@ impl PadFile {
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
-    /// Reads the keys of burnt pads into `room` and appends them to `keys`, then erases them on disk.
+    /// Reads the keys of burnt pads into `buffer` and appends them to `keys`, then erases them on disk.
     ///
     /// # Errors
     /// Fails if the disk fails or a key fails its check. The caller must then use none of them.
     pub(super) fn take_keys(
         &self,
         numbers: Range<u64>,
-        room: &mut Zeroizing<Vec<u8>>,
+        buffer: &mut Zeroizing<Vec<u8>>,
         keys: &mut Vec<Key>,
     ) -> Result<(), PoolError> {
         for run in runs(numbers) {
-            self.take(PadPart::Key, run, room, ["client.pad_read", "client.pad_erased"], |key| {
+            self.take(PadPart::Key, run, buffer, ["client.pad_read", "client.pad_erased"], |key| {
                 keys.extend(key.first_chunk().map(Key::new));
             })?;
         }
@@ -169,14 +169,14 @@ impl PadFile {
     pub(super) fn take_effects(
         &self,
         numbers: Range<u64>,
-        room: &mut Zeroizing<Vec<u8>>,
+        buffer: &mut Zeroizing<Vec<u8>>,
         effects: &mut Vec<f32>,
     ) -> Result<(), PoolError> {
         for run in runs(numbers) {
             self.take(
                 PadPart::Effect,
                 run,
-                room,
+                buffer,
                 ["client.effects_read", "client.effects_erased"],
                 |effect| {
                     effects.extend(effect.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
@@ -191,20 +191,20 @@ impl PadFile {
         &self,
         part: PadPart,
         run: Range<u64>,
-        room: &mut Zeroizing<Vec<u8>>,
+        buffer: &mut Zeroizing<Vec<u8>>,
         [read, erased]: [&'static str; 2],
         mut take: impl FnMut(&[u8]),
     ) -> Result<(), PoolError> {
         let failed = |source| PoolError::io(&self.path, source);
         let record_bytes = record_bytes(part, self.width);
         let bytes = usize::try_from((run.end - run.start) * record_bytes).unwrap_or(usize::MAX);
-        if room.len() < bytes {
-            // No secret is left behind by the reallocation: `room` is zeros.
-            room.resize(bytes, 0);
+        if buffer.len() < bytes {
+            // No secret is left behind by the reallocation: `buffer` is zeros.
+            buffer.resize(bytes, 0);
         }
-        let (room, at) = (&mut room[..bytes], self.place(part, run.start));
-        self.file.read_exact_at(room, at).map_err(failed)?;
-        let records = room.chunks(usize::try_from(record_bytes).unwrap_or(usize::MAX));
+        let (buffer, at) = (&mut buffer[..bytes], self.place(part, run.start));
+        self.file.read_exact_at(buffer, at).map_err(failed)?;
+        let records = buffer.chunks(usize::try_from(record_bytes).unwrap_or(usize::MAX));
         let mut fits = true;
         for (record, number) in records.zip(run) {
             let (bytes, check) = record.split_at(record.len() - CHECK_BYTES);
@@ -213,8 +213,8 @@ impl PadFile {
         }
         overwrite_stack();
         failpoint::pass(read);
-        room.fill(0);
-        self.file.write_all_at(room, at).map_err(failed)?;
+        buffer.fill(0);
+        self.file.write_all_at(buffer, at).map_err(failed)?;
         failpoint::pass(erased);
         if fits { Ok(()) } else { Err(PoolError::corrupt(&self.path, "a pad does not fit its hash")) }
     }

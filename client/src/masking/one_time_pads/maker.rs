@@ -68,7 +68,7 @@ impl PadGenerator {
     #[must_use]
     pub fn shapes(&self) -> Vec<PadShape> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        let modulus = |site: &Site, op| site.ring_room(op).map_or(Modulus::Bits64, |room| room.modulus);
+        let modulus = |site: &Site, op| site.modular_range(op).map_or(Modulus::Bits64, |range| range.modulus);
         let shape = |site: &Site| PadShape {
             columns: number(site.columns),
             outputs: number(site.parts.iter().map(|part| part.rows).sum()),
@@ -77,7 +77,8 @@ impl PadGenerator {
         self.base.sites().iter().map(shape).collect()
     }
 
-    /// Makes pads for `tokens` tokens in some directions; calls `told` with finished and requested tokens.
+    /// Makes pads for `tokens` tokens in some directions; calls `on_progress` with finished and requested
+    /// tokens.
     ///
     /// # Errors
     /// Fails if the pads would not fit, the disk fails, or the weights cannot be evaluated.
@@ -86,7 +87,7 @@ impl PadGenerator {
         pool: &mut PadPool,
         tokens: u64,
         directions: &[Direction],
-        told: &mut dyn FnMut(u64, u64),
+        on_progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), CallError> {
         let token_bytes: u64 = directions.iter().map(|&direction| pool.token_bytes(direction)).sum();
         let left = self.most_bytes.saturating_sub(pool.bytes());
@@ -99,7 +100,7 @@ impl PadGenerator {
         thread::scope(|scope| {
             let (made, written) = mpsc::sync_channel(MADE_AHEAD);
             let writer = scope.spawn(move || write(pool, &written));
-            let computed = self.make_all(&shapes, tokens, directions, &made, told);
+            let computed = self.make_all(&shapes, tokens, directions, &made, on_progress);
             drop(made);
             let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // The writer's error comes first, because the computing side only sees a closed channel.
@@ -116,7 +117,7 @@ impl PadGenerator {
         tokens: u64,
         directions: &[Direction],
         made: &SyncSender<PoolStep>,
-        told: &mut dyn FnMut(u64, u64),
+        on_progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), CallError> {
         let mut done = 0;
         while done < tokens {
@@ -133,7 +134,7 @@ impl PadGenerator {
                 return Ok(());
             }
             done += rows;
-            told(done, tokens);
+            on_progress(done, tokens);
         }
         Ok(())
     }

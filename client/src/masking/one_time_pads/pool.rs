@@ -72,7 +72,7 @@ pub struct PadPool {
     next: Vec<u64>,
     /// Number of pads of each file whose disk blocks were released.
     released: Vec<u64>,
-    room: Zeroizing<Vec<u8>>,
+    buffer: Zeroizing<Vec<u8>>,
 }
 
 impl PadPool {
@@ -129,9 +129,9 @@ impl PadPool {
         }
         // Pads burnt by a process that crashed are lost, because it may have used them.
         let next = journal.marks.iter().map(|mark| mark.burnt).collect();
-        let (released, room) = (vec![0; files.len()], Zeroizing::default());
+        let (released, buffer) = (vec![0; files.len()], Zeroizing::default());
         let path = path.to_owned();
-        Ok(Self { path, _lock: lock, commitment, shapes, journal, files, next, released, room })
+        Ok(Self { path, _lock: lock, commitment, shapes, journal, files, next, released, buffer })
     }
 
     /// Checks that the pads belong to weights with this `commitment` and `shapes`.
@@ -200,7 +200,7 @@ impl PadPool {
             let until = end.min(self.journal.marks[at].burnt);
             // The counter moves first, so that these pads are not taken again after an error.
             self.next[at] = until;
-            self.files[at].take_keys(number..until, &mut self.room, &mut keys)?;
+            self.files[at].take_keys(number..until, &mut self.buffer, &mut keys)?;
         }
         Ok(TakenPads { file: at, numbers: first..end, keys })
     }
@@ -218,7 +218,7 @@ impl PadPool {
             effects.reserve_exact(words);
         }
         effects.clear();
-        file.take_effects(taken.numbers.clone(), &mut self.room, effects)
+        file.take_effects(taken.numbers.clone(), &mut self.buffer, effects)
     }
 
     /// Burns at least `wanted` further pads of file `at`, up to the maximum of a generation. Also burns pads

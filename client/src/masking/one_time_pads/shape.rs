@@ -3,7 +3,7 @@
 use kernels::Modulus;
 use shmproto::layer::{SiteOp, control::Site};
 
-use crate::{masking::Direction, session::calls::ring_room};
+use crate::{masking::Direction, session::calls::modular_range};
 
 /// The shape of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct PadShape {
 impl PadShape {
     /// Returns the shape of an executor's site; `None` if the site has no modular path.
     pub(super) fn of(site: &Site) -> Option<Self> {
-        let modulus = |op| ring_room(site, op).map(|room| room.modulus);
+        let modulus = |op| modular_range(site, op).map(|range| range.modulus);
         Some(Self {
             columns: site.columns,
             outputs: site.parts.iter().map(|part| part.rows).sum(),

@@ -49,15 +49,15 @@ pub enum WriteError {
 }
 
 /// Computes checks from this process's own weights and writes them into a new file that only its owner may
-/// read: an executor that knows them can send wrong answers. Calls `told` with the numbers of finished sites
-/// and of all sites.
+/// read: an executor that knows them can send wrong answers. Calls `on_progress` with the numbers of finished
+/// sites and of all sites.
 ///
 /// # Errors
 /// Fails as the variants of [`WriteError`] say.
 pub fn write(
     base: &mut dyn EvaluateSites,
     path: &Path,
-    told: &mut dyn FnMut(usize, usize),
+    on_progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(), WriteError> {
     let mut tensors = Tensors::default();
     let mut secrets = SeededRows { key: secrets::key()?, first: 0 };
@@ -70,7 +70,7 @@ pub fn write(
             // Writing into memory cannot fail.
             let _ = write!(commitments, "{byte:02x}");
         }
-        told(number as usize + 1, sites.len());
+        on_progress(number as usize + 1, sites.len());
     }
     let views: Vec<_> = tensors.0.iter().map(CheckTensor::view).collect::<Result<_, _>>()?;
     let said = [("format", FORMAT), ("commitments", &commitments)];

@@ -216,8 +216,8 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
             }
         }
         // A later sequence may have taken the blocks of an earlier one.
-        let room = |id| self.texts.get(id).map_or(0, |read| read.blocks.len() * BLOCK_TOKENS);
-        foreseen.retain(|one| room(one.id) >= one.text.len());
+        let capacity = |id| self.texts.get(id).map_or(0, |read| read.blocks.len() * BLOCK_TOKENS);
+        foreseen.retain(|one| capacity(one.id) >= one.text.len());
         foreseen
     }
 

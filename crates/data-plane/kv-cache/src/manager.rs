@@ -119,7 +119,7 @@ pub struct Cache {
     /// Blocks that no lower tier has, in the order of their release.
     dirty: VecDeque<NodeId>,
     /// Number of spills that may begin now, as the copier has buffers for them.
-    spill_room: usize,
+    spill_capacity: usize,
     /// Next node whose worth is updated.
     reviewed: u32,
     now: Duration,
@@ -145,7 +145,7 @@ impl Cache {
             returning: BTreeSet::new(),
             copies: Vec::new(),
             dirty: VecDeque::new(),
-            spill_room: 0,
+            spill_capacity: 0,
             reviewed: 0,
             now: Duration::ZERO,
             statistics: Statistics::default(),

@@ -22,7 +22,7 @@ fn namespace() -> Namespace {
 
 fn cache(device: u32, host: u32) -> Cache {
     let mut cache = Cache::new(CacheSettings { host, ..CacheSettings::device_alone(device, BLOCK_TOKENS) });
-    cache.set_spill_room(8);
+    cache.set_spill_capacity(8);
     cache
 }
 

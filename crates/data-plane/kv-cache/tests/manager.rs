@@ -144,7 +144,7 @@ impl TieredModel {
             TieredStep::End { sequence } if sequence < sequences => self.end(sequence),
             TieredStep::Look { .. } | TieredStep::Insert { .. } | TieredStep::End { .. } => {}
             TieredStep::Copy { room, spills, prefetches } => {
-                self.cache.set_spill_room(room);
+                self.cache.set_spill_capacity(room);
                 self.cache.spill(spills);
                 self.cache.prefetch(prefetches);
             }

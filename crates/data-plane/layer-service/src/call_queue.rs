@@ -177,8 +177,8 @@ impl CallQueue {
         portion: BatchPortion,
         mut taken: impl FnMut(QueuedCall, CallChunk),
     ) {
-        let mut room = portion.rows.min(self.batch_rows);
-        while room > 0 {
+        let mut free_rows = portion.rows.min(self.batch_rows);
+        while free_rows > 0 {
             let allowed = |call: &&QueuedCall| call.id <= portion.until && (portion.allowed)(call.class);
             let turn = |call: &&QueuedCall| CallOrder::of(call.class, call.arrived, now, aging);
             let Some(class) = self.heads().filter(allowed).min_by_key(turn).map(|call| call.class) else {
@@ -186,8 +186,8 @@ impl CallQueue {
             };
             let queue = &mut self.classes[class as usize];
             let Some(call) = queue.front_mut() else { break };
-            let fits = call.rows <= room;
-            let rows = if fits { call.rows } else { room - room % CUT_ROWS };
+            let fits = call.rows <= free_rows;
+            let rows = if fits { call.rows } else { free_rows - free_rows % CUT_ROWS };
             if rows == 0 || (!fits && portion.cut == SplitPolicy::Nothing) {
                 break;
             }
@@ -198,7 +198,7 @@ impl CallQueue {
             if fits {
                 queue.pop_front();
             }
-            room -= rows;
+            free_rows -= rows;
             taken(call, piece);
             if portion.cut == SplitPolicy::Alone {
                 break;

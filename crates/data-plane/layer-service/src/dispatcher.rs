@@ -112,7 +112,7 @@ enum SessionFault {
 impl std::fmt::Debug for Dispatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (clients, calls) = (self.clients.len(), self.calls.len());
-        f.debug_struct("Hub").field("clients", &clients).field("calls", &calls).finish_non_exhaustive()
+        f.debug_struct("Dispatcher").field("clients", &clients).field("calls", &calls).finish_non_exhaustive()
     }
 }
 
@@ -147,8 +147,8 @@ impl Dispatcher {
 
     /// Returns the doorbell of all events; other sources of the compute thread may ring it too.
     #[must_use]
-    pub fn bell(&self) -> Arc<Doorbell> {
-        Arc::clone(self.inbox.bell())
+    pub fn doorbell(&self) -> Arc<Doorbell> {
+        Arc::clone(self.inbox.doorbell())
     }
 
     /// Returns a sender of events to this dispatcher.
@@ -177,8 +177,8 @@ impl Dispatcher {
 
     /// Returns the stats of all sessions.
     #[must_use]
-    pub fn figures(&self) -> LayerStats {
-        self.registry.figures()
+    pub fn stats(&self) -> LayerStats {
+        self.registry.stats()
     }
 
     /// Refuses new calls and sessions from now on; waiting calls are still answered.
@@ -229,7 +229,7 @@ impl Dispatcher {
     fn wait_for_calls(&mut self, until: Option<Instant>) {
         let spin = if std::mem::take(&mut self.is_warm) { self.settings.spin } else { Duration::ZERO };
         let channels = self.clients.values().filter_map(|client| client.peer.channel());
-        wait_any(self.inbox.bell(), channels, spin, until);
+        wait_any(self.inbox.doorbell(), channels, spin, until);
     }
 
     fn handle(&mut self, event: DispatcherEvent) {
@@ -245,13 +245,13 @@ impl Dispatcher {
     }
 
     fn open(&mut self, opening: OpenSession) {
-        let OpenSession { connection, facts, account, takes_over, replies } = opening;
+        let OpenSession { connection, info, account, takes_over, replies } = opening;
         if let Some(old) = takes_over {
             self.forget(old);
         }
         self.rows.sweep(self.clock.now());
         let peer = replies.map_or(SessionPeer::Local(None), SessionPeer::Remote);
-        self.clients.insert(connection, ClientSession::new(facts, account, peer));
+        self.clients.insert(connection, ClientSession::new(info, account, peer));
     }
 
     /// Replaces the channel of a session, and drops the calls of the old one.
@@ -276,7 +276,7 @@ impl Dispatcher {
         let Some(client) = self.clients.get_mut(&connection) else { return };
         for id in client.take_waiting() {
             if let Some(call) = self.calls.remove(&id) {
-                self.rows.release(&client.facts.tenant, call.header.rows);
+                self.rows.release(&client.info.tenant, call.header.rows);
             }
         }
     }
@@ -285,7 +285,7 @@ impl Dispatcher {
     fn disconnect_faulty(&mut self) {
         while let Some((connection, fault)) = self.gone.pop() {
             let Some(client) = self.clients.get(&connection) else { continue };
-            let (number, tenant) = (client.facts.number.0, client.facts.tenant.clone());
+            let (number, tenant) = (client.info.number.0, client.info.tenant.clone());
             client.account.close();
             self.registry.counts().broken.add(1);
             match fault {
@@ -342,7 +342,7 @@ impl Dispatcher {
         }
         let Some(client) = self.clients.get_mut(&connection) else { return Err(CallStatus::Failed.into()) };
         let payload = payload.map(|payload| payload.with_answer(&asked)).transpose()?;
-        self.rows.admit(&client.facts.tenant, header.rows, now)?;
+        self.rows.admit(&client.info.tenant, header.rows, now)?;
         let rows = header.rows as usize;
         let row_elements = asked.input + asked.output;
         let new = NewCall { call: asked.call, connection, class: header.class, rows, row_elements };
@@ -359,7 +359,7 @@ impl Dispatcher {
             return;
         };
         self.batcher.remove(call.asked.call, id);
-        self.rows.release(&client.facts.tenant, call.header.rows);
+        self.rows.release(&client.info.tenant, call.header.rows);
         client.forget(&call.header);
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::{
     ConnectionId,
-    session::{SessionCounters, SessionFacts},
+    session::{SessionCounters, SessionInfo},
     slab_charge::SlabReservation,
 };
 
@@ -71,7 +71,7 @@ pub struct OpenSession {
     /// Connection of the session.
     pub connection: ConnectionId,
     /// Identity of the session.
-    pub facts: Arc<SessionFacts>,
+    pub info: Arc<SessionInfo>,
     /// Counters of the session.
     pub account: Arc<SessionCounters>,
     /// Connection that this one replaces.
@@ -132,7 +132,7 @@ pub struct Inbox(Arc<EventQueue>);
 #[derive(Debug)]
 struct EventQueue {
     waiting: Mutex<QueuedEvents>,
-    bell: Arc<Doorbell>,
+    doorbell: Arc<Doorbell>,
 }
 
 #[derive(Debug, Default)]
@@ -145,7 +145,7 @@ struct QueuedEvents {
 /// Makes a queue of events to the dispatcher.
 #[must_use]
 pub fn inbox() -> (DispatcherSender, Inbox) {
-    let queue = Arc::new(EventQueue { waiting: Mutex::default(), bell: Arc::default() });
+    let queue = Arc::new(EventQueue { waiting: Mutex::default(), doorbell: Arc::default() });
     (DispatcherSender(Arc::clone(&queue)), Inbox(queue))
 }
 
@@ -159,7 +159,7 @@ impl EventQueue {
 impl DispatcherSender {
     /// Wakes the compute thread.
     pub fn wake(&self) {
-        self.0.bell.ring();
+        self.0.doorbell.ring();
     }
 
     /// Adds an event and wakes the compute thread.
@@ -179,7 +179,7 @@ impl DispatcherSender {
         }
         // Unmapping memory takes a while, and the lock is free here.
         drop(replaced);
-        self.0.bell.ring();
+        self.0.doorbell.ring();
         Ok(())
     }
 }
@@ -214,8 +214,8 @@ impl Inbox {
         DispatcherSender(Arc::clone(&self.0))
     }
 
-    pub(super) fn bell(&self) -> &Arc<Doorbell> {
-        &self.0.bell
+    pub(super) fn doorbell(&self) -> &Arc<Doorbell> {
+        &self.0.doorbell
     }
 }
 

@@ -78,8 +78,9 @@ impl LocalServer {
         let listener =
             bound.with_context(|| format!("cannot accept split clients at {}", socket.display()))?;
         let is_closed = Arc::new(AtomicBool::new(false));
-        let door = LocalListener { listener, parts, is_closed: Arc::clone(&is_closed), callers: Vec::new() };
-        let spawned = std::thread::Builder::new().name("layers".to_owned()).spawn(move || door.run());
+        let server =
+            LocalListener { listener, parts, is_closed: Arc::clone(&is_closed), callers: Vec::new() };
+        let spawned = std::thread::Builder::new().name("layers".to_owned()).spawn(move || server.run());
         let thread = Some(spawned.context("cannot start the thread of the layer socket")?);
         Ok(Self { is_closed, thread })
     }
@@ -251,8 +252,8 @@ impl LocalCaller {
     fn open(&mut self, open: &SessionOpen, parts: &LocalParts) -> Result<(), LocalDisconnect> {
         match admit(open, parts) {
             Ok((principal, session)) => {
-                let (opened, facts) = (session.opened().clone(), session.facts());
-                let (tenant, name, masking) = (&facts.tenant, &facts.name, &facts.masking);
+                let (opened, info) = (session.opened().clone(), session.info());
+                let (tenant, name, masking) = (&info.tenant, &info.name, &info.masking);
                 tracing::info!(pid = self.pid, session = opened.session, %tenant, name, masking, "a \
                     split client opened a session");
                 (self.session, self.principal) = (Some(session), Some(principal));

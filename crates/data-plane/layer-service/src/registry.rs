@@ -28,7 +28,7 @@ pub use self::session::RegisteredSession;
 use super::{
     ConnectionId, SessionId, SessionTransport, Tenant,
     event_queue::{AccountedChannel, DispatcherEvent, DispatcherSender, Replies},
-    session::{SessionCounters, SessionFacts},
+    session::{SessionCounters, SessionInfo},
     settings::Quotas,
     stats::{ClosedSessions, ServiceCounts},
 };
@@ -66,7 +66,7 @@ pub struct MaskedRowSupport {
 
 #[derive(Debug)]
 struct RegistryEntry {
-    facts: Arc<SessionFacts>,
+    info: Arc<SessionInfo>,
     account: Arc<SessionCounters>,
 }
 
@@ -85,7 +85,7 @@ struct RegistryShared {
     /// Memory of all tenants' channels and messages.
     memory: ledger::MemoryAccount,
     base: ServedBase,
-    hub: DispatcherSender,
+    dispatcher: DispatcherSender,
     table: Mutex<SessionTable>,
     is_draining: AtomicBool,
     counts: ServiceCounts,
@@ -98,19 +98,19 @@ struct RegistryShared {
 pub struct Registry(Arc<RegistryShared>);
 
 impl Registry {
-    /// Makes an empty registry in front of the dispatcher `hub`; `memory` pays for channels and messages.
+    /// Makes an empty registry in front of the `dispatcher`; `memory` pays for channels and messages.
     #[must_use]
     pub fn new(
         quotas: Quotas,
         base: ServedBase,
-        hub: DispatcherSender,
+        dispatcher: DispatcherSender,
         memory: ledger::MemoryAccount,
     ) -> Self {
         let shared = RegistryShared {
             quotas,
             memory,
             base,
-            hub,
+            dispatcher,
             table: Mutex::new(SessionTable {
                 connections: before_first(base.instance),
                 ..SessionTable::default()
@@ -158,22 +158,22 @@ impl Registry {
         let connection = ConnectionId(table.connections);
         let number = SessionId(if open.session == 0 { connection.0 } else { open.session });
         let SessionOpen { name, masking, .. } = open.clone();
-        let facts = Arc::new(SessionFacts { number, tenant: tenant.clone(), name, masking, transport });
+        let info = Arc::new(SessionInfo { number, tenant: tenant.clone(), name, masking, transport });
         let account = Arc::new(SessionCounters::default());
         if let Some(entry) = predecessor.and_then(|old| table.sessions.remove(&old)) {
             entry.account.close();
-            table.past.add(&entry.facts, &entry.account);
+            table.past.add(&entry.info, &entry.account);
         }
         table
             .sessions
-            .insert(connection, RegistryEntry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
+            .insert(connection, RegistryEntry { info: Arc::clone(&info), account: Arc::clone(&account) });
         let memory = table.memory(tenant, &self.0);
         drop(table);
-        let opened = self.opened(&facts);
+        let opened = self.opened(&info);
         let session = RegisteredSession {
             registry: self.clone(),
             connection,
-            facts,
+            info,
             account,
             memory,
             slab: None,
@@ -198,9 +198,9 @@ impl Registry {
 
     /// Returns the stats of all sessions, open and closed.
     #[must_use]
-    pub fn figures(&self) -> LayerStats {
+    pub fn stats(&self) -> LayerStats {
         let table = self.table();
-        let open = table.sessions.values().map(|entry| (&*entry.facts, &*entry.account));
+        let open = table.sessions.values().map(|entry| (&*entry.info, &*entry.account));
         self.0.counts.report(&table.past, open)
     }
 
@@ -259,12 +259,12 @@ impl Registry {
         check_masking(&open.masking, self.0.base.maskable)
     }
 
-    fn opened(&self, facts: &SessionFacts) -> SessionOpened {
+    fn opened(&self, info: &SessionInfo) -> SessionOpened {
         let RegistryShared { quotas, base, .. } = &*self.0;
         SessionOpened {
-            session: facts.number.0,
+            session: info.number.0,
             instance: base.instance,
-            tenant: facts.tenant.to_string(),
+            tenant: info.tenant.to_string(),
             catalog_bytes: base.catalog_bytes,
             max_rows: MAX_ROWS.min(quotas.tenant_rows),
             max_waiting_rows: quotas.tenant_rows,
@@ -276,13 +276,13 @@ impl Registry {
         let mut table = self.table();
         // The entry is gone already if another connection resumed the session.
         if let Some(entry) = table.sessions.remove(&connection) {
-            table.past.add(&entry.facts, &entry.account);
+            table.past.add(&entry.info, &entry.account);
         }
         table.memory.retain(|_, account| account.is_in_use());
         drop(table);
         failpoint::pass("layer.session_left");
         // Without a dispatcher there is no receiver.
-        let _ = self.0.hub.send(DispatcherEvent::Close { connection });
+        let _ = self.0.dispatcher.send(DispatcherEvent::Close { connection });
     }
 }
 
@@ -296,7 +296,7 @@ impl SessionTable {
         if number == SessionId(0) {
             return Ok(None);
         }
-        let same = |entry: &RegistryEntry| entry.facts.number == number && entry.facts.tenant == *tenant;
+        let same = |entry: &RegistryEntry| entry.info.number == number && entry.info.tenant == *tenant;
         let found = self.sessions.iter().find(|(_, entry)| same(entry)).map(|(&connection, _)| connection);
         let message =
             "the session has ended or belongs to another tenant: open a new one, and repeat unanswered calls";
@@ -304,7 +304,7 @@ impl SessionTable {
     }
 
     fn check_room(&self, tenant: &Tenant, quotas: &Quotas) -> Result<(), SessionRefused> {
-        let of_tenant = self.sessions.values().filter(|entry| entry.facts.tenant == *tenant).count();
+        let of_tenant = self.sessions.values().filter(|entry| entry.info.tenant == *tenant).count();
         let (code, message) = if self.sessions.len() >= quotas.sessions {
             let message =
                 format!("the executor has {} sessions, which is the limit: try again later", quotas.sessions);

@@ -184,9 +184,9 @@ impl RemoteServer {
             .map_err(RemoteListenError::Thread)?;
         let RemoteParts { registry, blobs, authenticator, max_frame_bytes } = parts;
         let (handshakes, news) = (Handshakes::default(), watch::Sender::default());
-        let gateways = settings.gateways.clone().map(|door| {
-            let path = door.lent.clone();
-            Gateways::open(door).map_err(|cause| RemoteListenError::Lent { path, cause })
+        let gateways = settings.gateways.clone().map(|access| {
+            let path = access.lent.clone();
+            Gateways::open(access).map_err(|cause| RemoteListenError::Lent { path, cause })
         });
         let gateways = gateways.transpose()?;
         let shared = RemoteShared {

@@ -11,7 +11,7 @@ use super::{SessionId, SessionTransport, Tenant};
 
 /// Identity of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionFacts {
+pub struct SessionInfo {
     /// Number by which the client knows the session.
     pub number: SessionId,
     /// Tenant who owns the session.

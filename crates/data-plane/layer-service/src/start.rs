@@ -35,7 +35,7 @@ const NUMBER_BYTES: usize = 4;
 
 /// Facts about a base for the catalog.
 #[derive(Debug)]
-pub struct BaseFacts {
+pub struct CatalogInfo {
     /// Name that the operator gave the model.
     pub model: String,
     /// Architecture from the model's files.
@@ -90,14 +90,14 @@ pub fn start(
     settings: LayerSettings,
     places: ListenAddresses,
     base: &dyn EvaluateSites,
-    facts: BaseFacts,
+    info: CatalogInfo,
     memory: MemoryAccount,
 ) -> anyhow::Result<(Dispatcher, RunningServers)> {
     let sites = base.sites();
-    let catalog = catalog(sites, &facts);
+    let catalog = catalog(sites, &info);
     let (sender, inbox) = inbox();
     let maskable = maskable(&catalog.sites);
-    let blobs: Arc<dyn Blobs> = Arc::new(BaseBlobs::new(&catalog, Some(facts.plan))?);
+    let blobs: Arc<dyn Blobs> = Arc::new(BaseBlobs::new(&catalog, Some(info.plan))?);
     // The standard library keys its hashers at random, so each start of the process gets another number.
     let instance = RandomState::new().hash_one(std::process::id());
     let lent = ServedBase { instance, catalog_bytes: blobs.catalog_bytes(), maskable };
@@ -128,29 +128,29 @@ pub fn start(
         sites = sites.len(),
         "serving split clients"
     );
-    let hub = Dispatcher::new(base, settings, registry, inbox, Box::new(SystemClock));
-    Ok((hub, RunningServers { _remote: remote, _local: local }))
+    let dispatcher = Dispatcher::new(base, settings, registry, inbox, Box::new(SystemClock));
+    Ok((dispatcher, RunningServers { _remote: remote, _local: local }))
 }
 
-fn catalog(sites: &[Site], facts: &BaseFacts) -> Catalog {
+fn catalog(sites: &[Site], info: &CatalogInfo) -> Catalog {
     Catalog {
-        model: facts.model.clone(),
-        architecture: facts.architecture.clone(),
-        base_hash: facts.base_hash,
-        context_length: u32::try_from(facts.context_length).unwrap_or(u32::MAX),
-        kv_dtype: match facts.kv {
+        model: info.model.clone(),
+        architecture: info.architecture.clone(),
+        base_hash: info.base_hash,
+        context_length: u32::try_from(info.context_length).unwrap_or(u32::MAX),
+        kv_dtype: match info.kv {
             KvPrecision::F32 => KvDtype::F32,
             KvPrecision::F16 => KvDtype::F16,
             KvPrecision::Int8 => KvDtype::Int8,
             KvPrecision::Bf16 => KvDtype::Bf16,
         },
-        adapter_dtype: match facts.adapters {
+        adapter_dtype: match info.adapters {
             LoraPrecision::Exact => AdapterDtype::Exact,
             LoraPrecision::Compact => AdapterDtype::F16,
             LoraPrecision::Bf16 => AdapterDtype::Bf16,
         },
         sites: catalog_sites(sites),
-        files: catalog_files(&facts.plan),
+        files: catalog_files(&info.plan),
     }
 }
 

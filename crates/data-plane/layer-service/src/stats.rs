@@ -13,7 +13,7 @@ use shmproto::{
 
 use super::{
     SessionTransport, Tenant,
-    session::{SessionCounters, SessionFacts},
+    session::{SessionCounters, SessionInfo},
 };
 
 /// A monotonic counter, independent of others, so relaxed ordering suffices.
@@ -47,8 +47,8 @@ pub(super) struct ServiceCounts {
 pub(super) struct ClosedSessions(BTreeMap<Tenant, SessionStats>);
 
 impl ClosedSessions {
-    pub(super) fn add(&mut self, facts: &SessionFacts, account: &SessionCounters) {
-        add_stats(self.0.entry(facts.tenant.clone()).or_default(), &account.stats());
+    pub(super) fn add(&mut self, info: &SessionInfo, account: &SessionCounters) {
+        add_stats(self.0.entry(info.tenant.clone()).or_default(), &account.stats());
     }
 }
 
@@ -57,9 +57,9 @@ impl ServiceCounts {
     pub(super) fn report<'a>(
         &self,
         past: &ClosedSessions,
-        open: impl Iterator<Item = (&'a SessionFacts, &'a SessionCounters)>,
+        open: impl Iterator<Item = (&'a SessionInfo, &'a SessionCounters)>,
     ) -> LayerStats {
-        let mut sessions: Vec<_> = open.map(|(facts, account)| session(facts, account)).collect();
+        let mut sessions: Vec<_> = open.map(|(info, account)| session(info, account)).collect();
         let open = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
         let (used, tenants) = by_tenant(past, &sessions);
         sessions.sort_by_key(|session| Reverse(session.used.calls));
@@ -97,13 +97,13 @@ fn by_tenant(past: &ClosedSessions, sessions: &[LayerSession]) -> (SessionStats,
     (all, tenants)
 }
 
-fn session(facts: &SessionFacts, account: &SessionCounters) -> LayerSession {
+fn session(info: &SessionInfo, account: &SessionCounters) -> LayerSession {
     LayerSession {
-        session: facts.number.0,
-        tenant: facts.tenant.to_string(),
-        name: facts.name.clone(),
-        masking: facts.masking.clone(),
-        route: match facts.transport {
+        session: info.number.0,
+        tenant: info.tenant.to_string(),
+        name: info.name.clone(),
+        masking: info.masking.clone(),
+        route: match info.transport {
             SessionTransport::Channel => LayerRoute::SharedMemory,
             SessionTransport::Ipc => LayerRoute::Ipc,
             SessionTransport::Tls => LayerRoute::Tls,

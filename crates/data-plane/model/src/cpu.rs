@@ -158,11 +158,11 @@ impl Device for Compute {
 
     fn reshape(
         &mut self,
-        room: ScratchBuffer<'_, Self>,
+        buffer: ScratchBuffer<'_, Self>,
         rows: usize,
         width: usize,
     ) -> Result<(), Infallible> {
-        match room {
+        match buffer {
             ScratchBuffer::Residual(values) | ScratchBuffer::Outputs(values) => {
                 values.resize(rows * width, 0.0)
             }

@@ -146,13 +146,13 @@ impl ModularRange {
     pub fn new(l1: u64, is_even: bool) -> Option<Self> {
         // Bits of the smallest power of two that is at least `l1`.
         let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
-        let room = |modulus: Modulus, least: u32| {
+        let range = |modulus: Modulus, least: u32| {
             let bits = (modulus.bits() - SPARE_RING_BITS).checked_sub(sum_bits)?.min(MAX_RING_BITS);
             (bits >= least).then_some(Self { modulus, bits })
         };
         // Rows travel as complete 32-bit words, so 48-bit values must come in pairs.
-        let narrow = if is_even { room(Modulus::Bits48, MIN_NARROW_BITS) } else { None };
-        narrow.or_else(|| room(Modulus::Bits64, MIN_WIDE_BITS))
+        let narrow = if is_even { range(Modulus::Bits48, MIN_NARROW_BITS) } else { None };
+        narrow.or_else(|| range(Modulus::Bits64, MIN_WIDE_BITS))
     }
 }
 
@@ -203,13 +203,13 @@ impl Site {
         if call.path != SitePath::Ring {
             return Some((inputs, outputs));
         }
-        let modulus = self.ring_room(call.op)?.modulus;
+        let modulus = self.modular_range(call.op)?.modulus;
         Some((modulus.words(inputs), modulus.words(outputs)))
     }
 
     /// Returns the number range of rows on the modular path, or `None` without that path.
     #[must_use]
-    pub fn ring_room(&self, op: SiteOp) -> Option<ModularRange> {
+    pub fn modular_range(&self, op: SiteOp) -> Option<ModularRange> {
         let is_even = self.parts.iter().map(|part| part.rows).chain([self.columns]).all(|size| size % 2 == 0);
         ModularRange::new(self.ring?.l1[usize::from(op == SiteOp::Backward)], is_even)
     }

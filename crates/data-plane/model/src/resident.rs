@@ -207,11 +207,11 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         self.layers.sweep_figures()
     }
 
-    fn forward_in_company(
+    fn forward_with_hooks(
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn PassHooks,
+        hooks: &mut dyn PassHooks,
     ) -> Result<(), L::Error> {
         let rows: usize = batch.iter().map(|slice| slice.tokens.len()).sum();
         let is_long = rows >= LONG_CALL_ROWS as usize;
@@ -220,7 +220,7 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, &found);
         let (path, together) = (self.path, &mut self.together);
-        let mut layers = CoBatchedLayers { layers: &mut self.layers, path, company, together };
+        let mut layers = CoBatchedLayers { layers: &mut self.layers, path, hooks, together };
         let parts = (&mut layers, &mut deltas, &mut self.kv);
         run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }

@@ -116,7 +116,7 @@ impl From<SafetensorsSourceError> for SiteModelError {
 
 /// Description of a base.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseFacts {
+pub struct BaseInfo {
     /// Name of its file or directory.
     pub name: String,
     /// Architecture name from the model's files.
@@ -132,7 +132,7 @@ pub struct BaseFacts {
 pub struct SiteModel {
     weights: BaseWeights,
     compute: Compute,
-    facts: BaseFacts,
+    info: BaseInfo,
 }
 
 #[derive(Debug)]
@@ -150,23 +150,24 @@ impl SiteModel {
     /// # Errors
     /// The model is missing, broken or changed during the read, or memory or threads are missing.
     pub fn open(path: &Path, cores: &[usize]) -> Result<Self, SiteModelError> {
-        Self::open_telling(path, cores, &|_| {})
+        Self::open_with_progress(path, cores, &|_| {})
     }
 
-    /// Opens a model as [`open`](Self::open) does and reports progress to `told`, from any of the threads.
+    /// Opens a model as [`open`](Self::open) does and reports progress to `on_progress`, from any of the
+    /// threads.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).
-    pub fn open_telling(
+    pub fn open_with_progress(
         path: &Path,
         cores: &[usize],
-        told: &(dyn Fn(LoadProgress) + Sync),
+        on_progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, SiteModelError> {
-        Self::open_with(path, None, cores, told)
+        Self::open_with(path, None, cores, on_progress)
     }
 
-    /// Opens a model of a known architecture as [`open_telling`](Self::open_telling) does, with weights
-    /// streamed from a disk as `options` say.
+    /// Opens a model of a known architecture as [`open_with_progress`](Self::open_with_progress) does, with
+    /// weights streamed from a disk as `options` say.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open), or the weights cannot be streamed.
@@ -174,26 +175,28 @@ impl SiteModel {
         path: &Path,
         options: &StreamOptions,
         cores: &[usize],
-        told: &(dyn Fn(LoadProgress) + Sync),
+        on_progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, SiteModelError> {
-        Self::open_with(path, Some(options), cores, told)
+        Self::open_with(path, Some(options), cores, on_progress)
     }
 
     fn open_with(
         path: &Path,
         streamed: Option<&StreamOptions>,
         cores: &[usize],
-        told: ProgressCallback<'_>,
+        on_progress: ProgressCallback<'_>,
     ) -> Result<Self, SiteModelError> {
         let files = ModelFiles::at(path).map_err(OpenError::from)?;
         let text = TextHash::of(&files).map_err(OpenError::from)?;
-        let (weights, facts) = match weights(&files) {
+        let (weights, info) = match weights(&files) {
             Ok(source) => {
-                grouped(&HashedWeights::new(source), text, streamed, files.path(), cores.len(), told)?
+                grouped(&HashedWeights::new(source), text, streamed, files.path(), cores.len(), on_progress)?
             }
             Err(error) if streamed.is_some() => return Err(error.into()),
             Err(error) => match (error.is_of_configuration(), &files) {
-                (true, ModelFiles::Directory(directory)) => each_its_own(directory, text, cores.len(), told)?,
+                (true, ModelFiles::Directory(directory)) => {
+                    each_its_own(directory, text, cores.len(), on_progress)?
+                }
                 _ => return Err(error.into()),
             },
         };
@@ -202,7 +205,7 @@ impl SiteModel {
         }
         let pool = ThreadPool::new(cores)
             .map_err(|source| SiteModelError::Threads { cores: cores.to_vec(), source })?;
-        Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, facts })
+        Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, info })
     }
 
     /// Replaces the default precision by `precision`.
@@ -226,8 +229,8 @@ impl SiteModel {
 
     /// Returns the description of the base.
     #[must_use]
-    pub fn facts(&self) -> &BaseFacts {
-        &self.facts
+    pub fn info(&self) -> &BaseInfo {
+        &self.info
     }
 
     /// Returns the bytes of the packed weights.
@@ -301,23 +304,23 @@ fn grouped(
     streamed: Option<&StreamOptions>,
     path: &Path,
     threads: usize,
-    told: ProgressCallback<'_>,
-) -> Result<(BaseWeights, BaseFacts), SiteModelError> {
+    on_progress: ProgressCallback<'_>,
+) -> Result<(BaseWeights, BaseInfo), SiteModelError> {
     let weights = match streamed {
-        None => BaseWeights::Sites(ResidentLayers::load(source, threads, told)?.into_sites()),
+        None => BaseWeights::Sites(ResidentLayers::load(source, threads, on_progress)?.into_sites()),
         Some(options) => {
-            let layers = StreamedLayers::open(source, &source.identity(text), options, threads, told)?;
+            let layers = StreamedLayers::open(source, &source.identity(text), options, threads, on_progress)?;
             BaseWeights::Streamed(Box::new(layers))
         }
     };
     let config = source.config();
-    let facts = BaseFacts {
+    let info = BaseInfo {
         name: name(path),
         architecture: config.architecture.clone(),
         identity: source.identity(text),
         context_length: Some(config.context_length),
     };
-    if source.unchanged() { Ok((weights, facts)) } else { Err(changed(path)) }
+    if source.unchanged() { Ok((weights, info)) } else { Err(changed(path)) }
 }
 
 /// Opens every linear layer of a directory as a site.
@@ -325,17 +328,17 @@ fn each_its_own(
     directory: &Path,
     text: TextHash,
     threads: usize,
-    told: ProgressCallback<'_>,
-) -> Result<(BaseWeights, BaseFacts), SiteModelError> {
+    on_progress: ProgressCallback<'_>,
+) -> Result<(BaseWeights, BaseInfo), SiteModelError> {
     let files = LinearFiles::open(directory)?;
-    let weights = BaseWeights::Sites(files.pack(threads, told)?);
-    let facts = BaseFacts {
+    let weights = BaseWeights::Sites(files.pack(threads, on_progress)?);
+    let info = BaseInfo {
         name: name(directory),
         architecture: files.architecture().to_owned(),
         identity: files.identity(text),
         context_length: None,
     };
-    if files.shards().unchanged() { Ok((weights, facts)) } else { Err(changed(directory)) }
+    if files.shards().unchanged() { Ok((weights, info)) } else { Err(changed(directory)) }
 }
 
 fn changed(path: &Path) -> SiteModelError {

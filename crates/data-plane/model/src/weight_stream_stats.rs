@@ -121,16 +121,16 @@ mod tests {
 
     #[test]
     fn what_is_being_read_counts_as_used_before_it_is_there() {
-        let (figures, since) = (WeightStreamStats::default(), Instant::now());
+        let (stats, since) = (WeightStreamStats::default(), Instant::now());
         let after = |ms| since + Duration::from_millis(ms);
-        assert_eq!(figures.used(after(9)), Duration::ZERO);
-        figures.begin_read(since);
-        assert_eq!(figures.used(after(7)), Duration::from_millis(7));
-        assert_eq!(figures.takes(1_000), Duration::ZERO, "nobody knows yet");
-        figures.end_read(1_000, since);
-        let used = figures.used(after(7_000));
-        assert_eq!((used, figures.read_bytes()), (figures.read_time(), 1_000), "the disk idles by now");
-        let half = figures.takes(500).as_secs_f64() / used.as_secs_f64();
+        assert_eq!(stats.used(after(9)), Duration::ZERO);
+        stats.begin_read(since);
+        assert_eq!(stats.used(after(7)), Duration::from_millis(7));
+        assert_eq!(stats.takes(1_000), Duration::ZERO, "nobody knows yet");
+        stats.end_read(1_000, since);
+        let used = stats.used(after(7_000));
+        assert_eq!((used, stats.read_bytes()), (stats.read_time(), 1_000), "the disk idles by now");
+        let half = stats.takes(500).as_secs_f64() / used.as_secs_f64();
         assert!((half - 0.5).abs() < 1e-3 || used < Duration::from_micros(1), "{half}");
     }
 }

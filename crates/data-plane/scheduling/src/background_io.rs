@@ -85,26 +85,26 @@ mod tests {
 
     #[test]
     fn who_owes_waits_for_ten_times_as_long_as_it_took_where_the_disk_is_busy() {
-        let (mut told, mut others, began) =
+        let (mut foreground, mut background, began) =
             (FakeForeground { used: ms(0), byte: ms(0) }, BackgroundThrottle::default(), Instant::now());
-        assert_eq!(others.wait(&told, began), ms(0));
-        others.add_debt(&told, 1, ms(10));
-        told.used = ms(40);
-        assert_eq!(others.wait(&told, began + ms(40)), ms(6));
-        told.used = ms(100);
-        assert_eq!(others.wait(&told, began + ms(100)), ms(0));
-        others.add_debt(&told, 1, ms(10));
-        assert_eq!(others.wait(&told, began + ms(110)), ms(0), "it idles");
+        assert_eq!(background.wait(&foreground, began), ms(0));
+        background.add_debt(&foreground, 1, ms(10));
+        foreground.used = ms(40);
+        assert_eq!(background.wait(&foreground, began + ms(40)), ms(6));
+        foreground.used = ms(100);
+        assert_eq!(background.wait(&foreground, began + ms(100)), ms(0));
+        background.add_debt(&foreground, 1, ms(10));
+        assert_eq!(background.wait(&foreground, began + ms(110)), ms(0), "it idles");
     }
 
     #[test]
     fn what_is_written_later_counts_as_what_the_disk_will_take_for_it() {
-        let (told, mut others, now) =
+        let (foreground, mut background, now) =
             (FakeForeground { used: ms(0), byte: ms(2) }, BackgroundThrottle::default(), Instant::now());
-        others.add_debt(&told, 10, ms(1));
-        assert_eq!(others.wait(&told, now), ms(20));
-        others.add_debt(&told, 10, ms(25));
-        assert_eq!(others.wait(&told, now), ms(45));
+        background.add_debt(&foreground, 10, ms(1));
+        assert_eq!(background.wait(&foreground, now), ms(20));
+        background.add_debt(&foreground, 10, ms(25));
+        assert_eq!(background.wait(&foreground, now), ms(45));
     }
 
     proptest! {
@@ -115,13 +115,13 @@ mod tests {
             idle_before in 0_u64..200,
             look_every in 1_u64..15,
         ) {
-            let (mut told, mut others, began) = (FakeForeground { used: ms(0), byte: ms(0) }, BackgroundThrottle::default(), Instant::now());
-            others.wait(&told, began);
+            let (mut foreground, mut background, began) = (FakeForeground { used: ms(0), byte: ms(0) }, BackgroundThrottle::default(), Instant::now());
+            background.wait(&foreground, began);
             let start = began + ms(idle_before);
             let (mut left, mut now, mut taken) = (pieces.iter(), start, 0);
             loop {
-                told.used = now - start;
-                if others.wait(&told, now) > ms(0) {
+                foreground.used = now - start;
+                if background.wait(&foreground, now) > ms(0) {
                     now += ms(look_every);
                     continue;
                 }
@@ -131,8 +131,8 @@ mod tests {
                 prop_assert!(passed <= taken as f64 / SHARE + (turns as u64 * look_every) as f64 + 1e-6);
                 let Some(&took) = left.next() else { break };
                 now += ms(took);
-                told.used = now - start;
-                others.add_debt(&told, 1, ms(took));
+                foreground.used = now - start;
+                background.add_debt(&foreground, 1, ms(took));
                 taken += took;
             }
         }

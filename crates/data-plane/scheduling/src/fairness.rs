@@ -307,8 +307,8 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         let reached = begins.saturating_add(own.map_or(0, |state| state.virtual_parts(own_tokens)));
         let others = self.tenants.iter().filter(|(key, _)| *key != tenant).map(|(_, state)| {
             let parts = u128::from(reached.saturating_sub(state.counter)) * u128::from(state.weight);
-            let room = u64::try_from(parts / u128::from(PARTS)).unwrap_or(u64::MAX);
-            waiting(state).min(room)
+            let left = u64::try_from(parts / u128::from(PARTS)).unwrap_or(u64::MAX);
+            waiting(state).min(left)
         });
         own_tokens.saturating_add(others.sum())
     }

@@ -136,14 +136,14 @@ impl DatasetSplit {
 }
 
 /// Speed of a job since it began or resumed.
-struct JobPace {
+struct JobThroughput {
     begun: Instant,
     /// Number of steps that were made before.
     first: u64,
     tokens: usize,
 }
 
-impl JobPace {
+impl JobThroughput {
     fn at(first: u64) -> Self {
         Self { begun: Instant::now(), first, tokens: 0 }
     }
@@ -193,7 +193,7 @@ impl TrainingJob {
         let (batches, steps) = self.course.batches(&self.plan);
         let JobPlan { decay, warmup_steps, .. } = self.plan;
         let schedule = Schedule { decay, warmup_steps, total_steps: steps };
-        let mut pace = JobPace::at(learning.state.step);
+        let mut throughput = JobThroughput::at(learning.state.step);
         let (mut last, mut judged) = (None, None);
         for batch in batches.starting_at(learning.state.step) {
             let step = learning.state.step;
@@ -215,7 +215,7 @@ impl TrainingJob {
                 learning_rate,
                 lines: self.course.learned.lines(&batch),
                 rewards,
-                ..pace.report(step, steps, outcome)
+                ..throughput.report(step, steps, outcome)
             }))?;
             if step < steps && step.is_multiple_of(self.checkpoint_steps) {
                 judged = Some((step, self.judge(learning, listener)?));

@@ -54,27 +54,27 @@ impl Kernel for HeadGradientBf16<'_> {
     fn run<S: Simd>(self) {
         let layout = self.head.attended.layout;
         let group = layout.heads / layout.kv_heads;
-        let mut room = self.room();
+        let mut scratch = self.scratch();
         for head in self.head.kv_head * group..(self.head.kv_head + 1) * group {
             for first in (0..self.head.sequence.count).step_by(SUM_ROWS) {
                 let mut tile = self.head.query_tile(head, first);
                 tile.from = tile.from / GROUP * GROUP;
                 // SAFETY: `attention_gradient` has checked that rows and columns exist and gave them to this thread
                 // alone.
-                unsafe { self.tile::<S>(tile, &mut room) };
+                unsafe { self.tile::<S>(tile, &mut scratch) };
             }
         }
-        self.put(layout.key_column(), &room.key_sums);
-        self.put(layout.value_column(), &room.value_sums);
+        self.put(layout.key_column(), &scratch.key_sums);
+        self.put(layout.value_column(), &scratch.value_sums);
     }
 }
 
 impl HeadGradientBf16<'_> {
     #[inline(always)]
-    fn room(&self) -> HeadMatrices {
+    fn scratch(&self) -> HeadMatrices {
         let (tokens, width) = (self.head.sequence.count, self.head.attended.layout.head_dim);
         let [keys, values] = self.head.keys_and_values();
-        let mut room = HeadMatrices {
+        let mut scratch = HeadMatrices {
             keys: PairTiles::new(tokens, width),
             keys_transposed: PairTiles::new(width, tokens),
             values_transposed: PairTiles::new(width, tokens),
@@ -91,48 +91,48 @@ impl HeadGradientBf16<'_> {
             score_pairs: PairTiles::new(SUM_ROWS, tokens),
             slopes: self.head.slopes(),
         };
-        room.keys.fill(tokens, width, |token| &keys[token * width..]);
-        room.keys_transposed.fill_transposed(tokens, width, |token| &keys[token * width..][..width]);
-        room.values_transposed.fill_transposed(tokens, width, |token| &values[token * width..][..width]);
-        room
+        scratch.keys.fill(tokens, width, |token| &keys[token * width..]);
+        scratch.keys_transposed.fill_transposed(tokens, width, |token| &keys[token * width..][..width]);
+        scratch.values_transposed.fill_transposed(tokens, width, |token| &values[token * width..][..width]);
+        scratch
     }
 
     /// # Safety
     /// Rows and columns exist, and no other thread uses them.
     #[inline(always)]
-    unsafe fn tile<S: Simd>(&self, tile: QueryTile, room: &mut HeadMatrices) {
+    unsafe fn tile<S: Simd>(&self, tile: QueryTile, scratch: &mut HeadMatrices) {
         let (head, layout) = (&self.head, self.head.attended.layout);
         let (tokens, width) = (head.sequence.count, layout.head_dim);
         let (count, seen) = (tile.count, tile.to - tile.from);
         let mut queries = vec![0.0; count * width];
         head.gather_queries(tile, &mut queries);
-        room.queries.fill(count, width, |row| &queries[row * width..]);
-        room.queries_transposed.fill_transposed(count, width, |row| &queries[row * width..]);
+        scratch.queries.fill(count, width, |row| &queries[row * width..]);
+        scratch.queries_transposed.fill_transposed(count, width, |row| &queries[row * width..]);
         let g = |row: usize| &head.g[head.out(tile.first + row, tile.head)..];
-        room.g.fill(count, width, g);
-        room.g_transposed.fill_transposed(count, width, g);
+        scratch.g.fill(count, width, g);
+        scratch.g_transposed.fill_transposed(count, width, g);
         let isa = self.isa;
         let run = |a: &RowTiles, b: PairFactor<'_>, from, c: *mut f32, stride, columns| {
             // SAFETY: the rows of `c` lie in a buffer of a tile, or belong to this thread.
             unsafe { MatrixProduct { a, b, from, c, stride, columns }.run(isa) };
         };
         let zero = SumFrom::Zero;
-        let (weights, scores) = (room.weights.as_mut_ptr(), room.scores.as_mut_ptr());
-        run(&room.queries, room.keys_transposed.from(0, tile.from), zero, weights, tokens, seen);
-        run(&room.g, room.values_transposed.from(0, tile.from), zero, scores, tokens, seen);
+        let (weights, scores) = (scratch.weights.as_mut_ptr(), scratch.scores.as_mut_ptr());
+        run(&scratch.queries, scratch.keys_transposed.from(0, tile.from), zero, weights, tokens, seen);
+        run(&scratch.g, scratch.values_transposed.from(0, tile.from), zero, scores, tokens, seen);
         // SAFETY: both buffers hold a tile, and the rows exist.
-        unsafe { head.soften_tile::<S>(tile, weights, scores, tokens, &mut room.slopes) };
-        room.score_rows.fill(count, seen, |row| &room.scores[row * tokens..]);
-        room.score_pairs.fill(count, seen, |row| &room.scores[row * tokens..]);
-        room.weight_pairs.fill(count, seen, |row| &room.weights[row * tokens..]);
+        unsafe { head.soften_tile::<S>(tile, weights, scores, tokens, &mut scratch.slopes) };
+        scratch.score_rows.fill(count, seen, |row| &scratch.scores[row * tokens..]);
+        scratch.score_pairs.fill(count, seen, |row| &scratch.scores[row * tokens..]);
+        scratch.weight_pairs.fill(count, seen, |row| &scratch.weights[row * tokens..]);
         let to_queries = head.to.0.wrapping_add(head.column(tile.first, tile.head * width));
-        run(&room.score_rows, room.keys.from(tile.from, 0), zero, to_queries, layout.stride(), width);
-        let key_sums = room.key_sums[tile.from..].as_mut_ptr();
-        let of_scores = room.score_pairs.from(0, 0);
-        run(&room.queries_transposed, of_scores, SumFrom::Out, key_sums, tokens, seen);
-        let value_sums = room.value_sums[tile.from..].as_mut_ptr();
-        let of_values = room.weight_pairs.from(0, 0);
-        run(&room.g_transposed, of_values, SumFrom::Out, value_sums, tokens, seen);
+        run(&scratch.score_rows, scratch.keys.from(tile.from, 0), zero, to_queries, layout.stride(), width);
+        let key_sums = scratch.key_sums[tile.from..].as_mut_ptr();
+        let of_scores = scratch.score_pairs.from(0, 0);
+        run(&scratch.queries_transposed, of_scores, SumFrom::Out, key_sums, tokens, seen);
+        let value_sums = scratch.value_sums[tile.from..].as_mut_ptr();
+        let of_values = scratch.weight_pairs.from(0, 0);
+        run(&scratch.g_transposed, of_values, SumFrom::Out, value_sums, tokens, seen);
     }
 
     /// Writes the transpose of `sums` to the columns of the head from `column` on.

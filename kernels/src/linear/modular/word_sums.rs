@@ -96,8 +96,8 @@ impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let PanelRange { rows, part, panels, factors, .. } = self.0;
-        let mut room = IntegerScratch::new();
-        let weights = room.0.as_mut_ptr().cast::<i32>();
+        let mut scratch = IntegerScratch::new();
+        let weights = scratch.0.as_mut_ptr().cast::<i32>();
         for panel in panels.clone() {
             for depth in blocks(0..part.matrix.columns(), DEPTH) {
                 // SAFETY: panel and elements exist, and the buffer holds `DEPTH` vectors.
@@ -180,8 +180,8 @@ impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
     fn run<S: Simd>(self) {
         let Inputs { rows, part, inputs, factors, .. } = &self.0.share;
         let w: &PackedMatrix = part.matrix;
-        let mut room = IntegerScratch::new();
-        let weights = room.0.as_mut_ptr().cast::<i32>();
+        let mut scratch = IntegerScratch::new();
+        let weights = scratch.0.as_mut_ptr().cast::<i32>();
         for panels in blocks(0..w.panels(), TALL) {
             for (tall, panel) in panels.clone().enumerate() {
                 w.prefetch(panel + TALL, inputs.start / GROUP * V::GROUP_BYTES, V::GROUP_BYTES);

@@ -4,16 +4,16 @@ use std::{collections::VecDeque, time::Duration};
 
 use kv_cache::copy::CopyPriority;
 
-/// Urgency of a job; copies to lower tiers come last.
+/// Priority of a job; copies to lower tiers come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Urgency {
+pub(crate) enum LinkPriority {
     /// The copy priority that the cache states.
     Of(CopyPriority),
     /// A copy to a lower tier, for which no sequence waits.
     Spill,
 }
 
-impl Urgency {
+impl LinkPriority {
     fn index(self) -> usize {
         match self {
             Self::Of(class) => class as usize,
@@ -44,8 +44,8 @@ impl<T> Default for TierLink<T> {
 
 impl<T> TierLink<T> {
     /// Queues a job at `now`; jobs that ended by then were removed before.
-    pub(crate) fn submit(&mut self, now: Duration, urgency: Urgency, what: T, takes: Duration) {
-        self.waiting[urgency.index()].push_back(LinkJob { what, takes });
+    pub(crate) fn submit(&mut self, now: Duration, priority: LinkPriority, what: T, takes: Duration) {
+        self.waiting[priority.index()].push_back(LinkJob { what, takes });
         if self.carried.is_none() {
             self.start_next(now);
         }
@@ -75,7 +75,7 @@ impl<T> TierLink<T> {
 
     /// Raises waiting jobs for which `is_meant` holds ahead of all less urgent ones.
     pub(crate) fn raise(&mut self, class: CopyPriority, is_meant: impl Fn(&T) -> bool) {
-        let to = Urgency::Of(class).index();
+        let to = LinkPriority::Of(class).index();
         for from in to + 1..self.waiting.len() {
             if let Some(at) = self.waiting[from].iter().position(|job| is_meant(&job.what))
                 && let Some(job) = self.waiting[from].remove(at)
@@ -102,10 +102,10 @@ mod tests {
     #[test]
     fn the_urgent_overtake_what_waits_and_not_what_is_under_way() {
         let mut link = TierLink::default();
-        link.submit(Duration::ZERO, Urgency::Spill, "spilled", MS);
-        link.submit(Duration::ZERO, Urgency::Of(CopyPriority::Preload), "preloaded", MS);
-        link.submit(Duration::ZERO, Urgency::Of(CopyPriority::SwapIn), "swapped", MS);
-        link.submit(Duration::ZERO, Urgency::Of(CopyPriority::Demand), "demanded", MS);
+        link.submit(Duration::ZERO, LinkPriority::Spill, "spilled", MS);
+        link.submit(Duration::ZERO, LinkPriority::Of(CopyPriority::Preload), "preloaded", MS);
+        link.submit(Duration::ZERO, LinkPriority::Of(CopyPriority::SwapIn), "swapped", MS);
+        link.submit(Duration::ZERO, LinkPriority::Of(CopyPriority::Demand), "demanded", MS);
         link.raise(CopyPriority::Demand, |what| *what == "preloaded");
         assert_eq!(link.end_next(Duration::ZERO), None);
         let ends: Vec<_> = std::iter::from_fn(|| link.end_next(4 * MS)).collect();
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn one_follows_the_other_without_a_gap_whenever_anybody_looks() {
         let mut link = TierLink::default();
-        (0..3).for_each(|number| link.submit(Duration::ZERO, Urgency::Spill, number, 2 * MS));
+        (0..3).for_each(|number| link.submit(Duration::ZERO, LinkPriority::Spill, number, 2 * MS));
         assert_eq!(link.end_next(5 * MS), Some(0));
         assert_eq!(link.end_next(5 * MS), Some(1));
         assert_eq!((link.end_next(5 * MS), link.next_end()), (None, Some(6 * MS)));

@@ -9,7 +9,7 @@ use kv_cache::{
 };
 use types::BlockId;
 
-use super::links::{TierLink, Urgency};
+use super::links::{LinkPriority, TierLink};
 use crate::{
     cost::CostModel,
     workload::{Workload, adapter_id, adapter_index},
@@ -40,20 +40,20 @@ enum TierJob {
 
 /// State of an adapter on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AdapterResidence {
-    Away,
+enum AdapterResidency {
+    Absent,
     /// The missing blocks for which there is capacity are being copied.
-    Coming,
+    Loading,
     /// Only a part is present, without capacity for more.
-    Partly,
-    Here,
+    Partial,
+    Resident,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct AdapterState {
     rank: u32,
     blocks: u32,
-    at: AdapterResidence,
+    at: AdapterResidency,
     /// Number of the adapter's blocks on the device.
     here: u32,
     /// Number of times that capacity was assigned; a copy to an earlier assignment is ignored.
@@ -83,7 +83,7 @@ impl Tiers {
         let state = |adapter: &crate::workload::WorkloadAdapter| AdapterState {
             rank: adapter.rank,
             blocks: cost.adapter_blocks(adapter.rank),
-            at: AdapterResidence::Away,
+            at: AdapterResidency::Absent,
             here: 0,
             placed: 0,
         };
@@ -99,7 +99,7 @@ impl Tiers {
     }
 
     pub(super) fn is_here(&self, adapter: usize) -> bool {
-        self.adapters[adapter].at == AdapterResidence::Here
+        self.adapters[adapter].at == AdapterResidency::Resident
     }
 
     /// Returns the missing part of an adapter.
@@ -112,7 +112,7 @@ impl Tiers {
     pub(super) fn arrives_in(&self, adapter: usize) -> Option<Duration> {
         let AdapterState { rank, at, .. } = self.adapters[adapter];
         let takes = self.cost.over_link(self.cost.adapter_bytes(rank)).mul_f64(self.missing(adapter));
-        (at == AdapterResidence::Coming).then_some(takes)
+        (at == AdapterResidency::Loading).then_some(takes)
     }
 
     pub(super) fn busy(&self) -> Duration {
@@ -133,13 +133,13 @@ impl Tiers {
         is_pinned: &mut bool,
     ) -> bool {
         self.note_evicted(cache);
-        if matches!(self.adapters[adapter].at, AdapterResidence::Away | AdapterResidence::Partly) {
+        if matches!(self.adapters[adapter].at, AdapterResidency::Absent | AdapterResidency::Partial) {
             self.place(cache, now, adapter, CopyPriority::Demand);
         }
         if !*is_pinned {
             *is_pinned = cache.pin_adapter(adapter_id(adapter));
         }
-        if self.adapters[adapter].at == AdapterResidence::Coming {
+        if self.adapters[adapter].at == AdapterResidency::Loading {
             let is_it = |job: &TierJob| matches!(job, TierJob::Adapter { index, .. } if *index == adapter);
             self.to_device.raise(CopyPriority::Demand, is_it);
         }
@@ -154,27 +154,27 @@ impl Tiers {
         self.note_evicted(cache);
         let has = blocks_of(cache, adapter);
         let state = &mut self.adapters[adapter];
-        state.at = AdapterResidence::Coming;
+        state.at = AdapterResidency::Loading;
         state.placed += 1;
         self.loaded_adapters += 1;
         let bytes =
             self.cost.adapter_bytes(state.rank) * u64::from(has - state.here) / u64::from(state.blocks);
         let takes = self.cost.over_link(bytes);
         let job = TierJob::Adapter { index: adapter, placed: state.placed };
-        self.to_device.submit(now, Urgency::Of(class), job, takes);
+        self.to_device.submit(now, LinkPriority::Of(class), job, takes);
     }
 
     fn note_evicted(&mut self, cache: &mut Cache) {
         for index in cache.take_shrunk_adapters().into_iter().map(adapter_index) {
             let state = &mut self.adapters[index];
             state.here = state.here.min(blocks_of(cache, index));
-            if state.at == AdapterResidence::Here {
-                state.at = AdapterResidence::Partly;
+            if state.at == AdapterResidency::Resident {
+                state.at = AdapterResidency::Partial;
             }
         }
         for id in cache.take_evicted_adapters() {
             let state = &mut self.adapters[adapter_index(id)];
-            (state.at, state.here) = (AdapterResidence::Away, 0);
+            (state.at, state.here) = (AdapterResidency::Absent, 0);
         }
     }
 
@@ -190,7 +190,7 @@ impl Tiers {
                         Tier::Disk => (&mut self.disk, self.cost.over_disk(bytes)),
                         Tier::Device | Tier::Host => (&mut self.to_device, self.cost.over_link(bytes)),
                     };
-                    link.submit(now, Urgency::Of(class), TierJob::In { node, block }, takes);
+                    link.submit(now, LinkPriority::Of(class), TierJob::In { node, block }, takes);
                 }
                 TierCopy::Hasten { node: wanted } => {
                     let is_it = |job: &TierJob| matches!(job, TierJob::In { node, .. } if *node == wanted);
@@ -203,16 +203,16 @@ impl Tiers {
                     let [host, disk] = slots.map(|slot| slot.is_some());
                     if host {
                         let job = TierJob::Out { node, tier: Tier::Host };
-                        self.to_host.submit(now, Urgency::Spill, job, self.cost.over_link(bytes));
+                        self.to_host.submit(now, LinkPriority::Spill, job, self.cost.over_link(bytes));
                     }
                     if disk {
                         let job = TierJob::Out { node, tier: Tier::Disk };
-                        self.disk.submit(now, Urgency::Spill, job, self.cost.over_disk(bytes));
+                        self.disk.submit(now, LinkPriority::Spill, job, self.cost.over_disk(bytes));
                     }
                 }
             }
         }
-        cache.set_spill_room(STAGED_BLOCKS.saturating_sub(self.to_host.len() + self.disk.len()));
+        cache.set_spill_capacity(STAGED_BLOCKS.saturating_sub(self.to_host.len() + self.disk.len()));
     }
 
     pub(super) fn end_copies(&mut self, cache: &mut Cache, now: Duration) {
@@ -226,11 +226,11 @@ impl Tiers {
                     TierJob::Out { node, tier } => cache.copied_out(node, tier, CopyOutcome::Done),
                     TierJob::Adapter { index, placed } => {
                         let state = &mut self.adapters[index];
-                        if state.placed == placed && state.at == AdapterResidence::Coming {
+                        if state.placed == placed && state.at == AdapterResidency::Loading {
                             state.here = blocks_of(cache, index);
                             let is_whole = state.here == state.blocks;
                             state.at =
-                                if is_whole { AdapterResidence::Here } else { AdapterResidence::Partly };
+                                if is_whole { AdapterResidency::Resident } else { AdapterResidency::Partial };
                         }
                     }
                 }
@@ -267,7 +267,7 @@ impl Tiers {
 
     /// Preloads adapters without requests while much of the device is free.
     fn preload(&mut self, cache: &mut Cache, now: Duration) {
-        let away = self.adapters.iter().position(|adapter| adapter.at == AdapterResidence::Away);
+        let away = self.adapters.iter().position(|adapter| adapter.at == AdapterResidency::Absent);
         let (Some(adapter), counts) = (away, cache.counts()) else { return };
         let left = counts.free.saturating_sub(self.adapters[adapter].blocks as usize);
         if left as f64 >= counts.total as f64 * PRELOADS_LEAVE {

@@ -135,12 +135,12 @@ impl Cache {
     fn extend_adapter(&mut self, id: AdapterId, wanted: usize, has: usize) -> PlacementOutcome {
         let (counts, limit) = (self.counts(), self.settings.max_adapter_blocks as usize);
         let idle = counts.free + counts.cached + self.adapters.idle_blocks();
-        let room = idle.min(limit - self.adapters.pinned_blocks);
+        let available = idle.min(limit - self.adapters.pinned_blocks);
         let missing = match self.settings.adapter_unit {
             AdapterUnit::Whole => wanted - has,
-            AdapterUnit::Block { .. } => (wanted - has).min(room.max(1)),
+            AdapterUnit::Block { .. } => (wanted - has).min(available.max(1)),
         };
-        if missing > room {
+        if missing > available {
             return PlacementOutcome::NoRoom;
         }
         while self.adapters.blocks + missing > limit {
@@ -181,7 +181,7 @@ impl Cache {
 
     /// Returns how many blocks an adapter may get without evicting another: free ones; free and cached ones.
     #[must_use]
-    pub fn room_for_adapter(&self) -> [usize; 2] {
+    pub fn free_adapter_blocks(&self) -> [usize; 2] {
         let left = (self.settings.max_adapter_blocks as usize).saturating_sub(self.adapters.blocks);
         let counts = self.counts();
         [counts.free, counts.free + counts.cached].map(|blocks| blocks.min(left))
@@ -250,7 +250,7 @@ impl Cache {
         if self.settings.max_adapter_blocks == 0 || !self.is_idle() {
             return None;
         }
-        let [free, _] = self.room_for_adapter();
+        let [free, _] = self.free_adapter_blocks();
         let lacks = |id, blocks: u32| (blocks as usize).saturating_sub(self.adapter_blocks(id).len());
         let fits = |id| blocks(id).is_some_and(|blocks| lacks(id, blocks) <= free);
         self.usage.favourite(|id| !self.has_whole_place(id) && fits(id))

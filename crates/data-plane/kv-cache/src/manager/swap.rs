@@ -195,15 +195,15 @@ impl Cache {
     }
 
     /// Sets how many spills may begin until the next call; their bytes are buffered in host memory.
-    pub fn set_spill_room(&mut self, blocks: usize) {
-        self.spill_room = blocks;
+    pub fn set_spill_capacity(&mut self, blocks: usize) {
+        self.spill_capacity = blocks;
     }
 
     /// Queues spills of up to `count` blocks that no lower tier has, the earliest released first. Spilled
     /// blocks can leave the device at once, and survive a restart.
     pub fn spill(&mut self, count: usize) {
         let mut begun = 0;
-        while begun < count && self.spill_room > 0 {
+        while begun < count && self.spill_capacity > 0 {
             let Some(id) = self.dirty.pop_front() else { return };
             let is_meant =
                 |node: &crate::tree::Node| node.place(Tier::Device).is_here() && node.lower().is_none();
@@ -222,7 +222,7 @@ impl Cache {
     /// Allocates lower slots for a device block and queues the copy; returns false without capacity.
     pub(super) fn begin_spill(&mut self, index: u32) -> bool {
         let TierSlot::Here(block) = self.tree.node(index).place(Tier::Device) else { return false };
-        if self.spill_room == 0 {
+        if self.spill_capacity == 0 {
             return false;
         }
         let id = self.tree.id(index);
@@ -230,7 +230,7 @@ impl Cache {
         if slots.iter().all(Option::is_none) {
             return false;
         }
-        self.spill_room -= 1;
+        self.spill_capacity -= 1;
         self.copies.push(TierCopy::Out { node: id, block: BlockId(block), slots });
         true
     }

@@ -18,12 +18,12 @@ use super::{
 use crate::{
     call_queue::{CallChunk, CallId},
     event_queue::{AccountedChannel, Payload, Replies, Reply},
-    session::{SessionCounters, SessionFacts},
+    session::{SessionCounters, SessionInfo},
     wire_dtype,
 };
 
 pub(super) struct ClientSession {
-    pub(super) facts: Arc<SessionFacts>,
+    pub(super) info: Arc<SessionInfo>,
     pub(super) account: Arc<SessionCounters>,
     pub(super) peer: SessionPeer,
     /// Highest number of a call answered with rows.
@@ -41,8 +41,8 @@ pub(super) enum SessionPeer {
 }
 
 impl ClientSession {
-    pub(super) fn new(facts: Arc<SessionFacts>, account: Arc<SessionCounters>, peer: SessionPeer) -> Self {
-        Self { facts, account, peer, answered: None, waiting: BTreeMap::new(), waiting_rows: 0 }
+    pub(super) fn new(info: Arc<SessionInfo>, account: Arc<SessionCounters>, peer: SessionPeer) -> Self {
+        Self { info, account, peer, answered: None, waiting: BTreeMap::new(), waiting_rows: 0 }
     }
 
     /// Replaces the channel; returns the old one.

@@ -226,7 +226,7 @@ impl Dispatcher {
         };
         client.answered(header);
         self.batcher.answered(call.connection, asked.call, header.class, self.clock.now());
-        self.rows.release(&client.facts.tenant, header.rows);
+        self.rows.release(&client.info.tenant, header.rows);
         let payload = call.payload.map(|both| both.output);
         failpoint::pass("layer.before_answer");
         if let Err(fault) = client.peer.reply(Reply { header: reply, payload }) {
@@ -242,7 +242,7 @@ impl Dispatcher {
             let Some(client) = self.clients.get_mut(&call.connection) else { continue };
             client.account.refused();
             client.forget(&call.header);
-            self.rows.release(&client.facts.tenant, call.header.rows);
+            self.rows.release(&client.info.tenant, call.header.rows);
             let header = ReplyHeader::refusal(&call.header, why.status, why.retry_after_ms);
             if let Err(fault) = client.peer.reply(Reply { header, payload: None }) {
                 self.gone.push((call.connection, fault));
@@ -290,9 +290,9 @@ impl PassHooks for Dispatcher {
         }
         let now = self.clock.now();
         // A pass gets at most twice as long, because clients that wait for its tokens pay for it.
-        let room = x.rows().max(self.settings.batching.join_rows);
+        let max_rows = x.rows().max(self.settings.batching.join_rows);
         let mut pieces = std::mem::take(&mut self.scratch.joined);
-        self.batcher.join(now, call, room, &mut pieces);
+        self.batcher.join(now, call, max_rows, &mut pieces);
         let mut rows = std::mem::take(&mut self.scratch.rows);
         let mut joined = 0;
         for piece in &pieces {

@@ -15,7 +15,7 @@ use super::{MAX_CALLS, REOPEN_MS, RETRY_MS, Registry, refused};
 use crate::{
     ConnectionId,
     event_queue::{AccountedChannel, DispatcherEvent, OpenSession, Payload, Replies, SendError},
-    session::{SessionCounters, SessionFacts},
+    session::{SessionCounters, SessionInfo},
     slab_charge::SlabReservation,
 };
 
@@ -24,7 +24,7 @@ use crate::{
 pub struct RegisteredSession {
     pub(super) registry: Registry,
     pub(super) connection: ConnectionId,
-    pub(super) facts: Arc<SessionFacts>,
+    pub(super) info: Arc<SessionInfo>,
     pub(super) account: Arc<SessionCounters>,
     pub(super) memory: ledger::MemoryAccount,
     /// Memory of the channel, until it is freed.
@@ -38,14 +38,14 @@ impl RegisteredSession {
         takes_over: Option<ConnectionId>,
         replies: Option<Replies>,
     ) -> Result<(), SessionRefused> {
-        let (facts, account) = (Arc::clone(&self.facts), Arc::clone(&self.account));
-        let opening = OpenSession { connection: self.connection, facts, account, takes_over, replies };
+        let (info, account) = (Arc::clone(&self.info), Arc::clone(&self.account));
+        let opening = OpenSession { connection: self.connection, info, account, takes_over, replies };
         self.send(DispatcherEvent::Open(opening))
     }
 
     fn send(&self, event: DispatcherEvent) -> Result<(), SessionRefused> {
         let refuse = |error: SendError| refused(RefusalCode::Draining, error.to_string());
-        self.registry.0.hub.send(event).map_err(refuse)
+        self.registry.0.dispatcher.send(event).map_err(refuse)
     }
 
     /// Returns the limits that the client gets at opening.
@@ -56,8 +56,8 @@ impl RegisteredSession {
 
     /// Returns the identity of the session.
     #[must_use]
-    pub fn facts(&self) -> &SessionFacts {
-        &self.facts
+    pub fn info(&self) -> &SessionInfo {
+        &self.info
     }
 
     /// Returns the usage of the session.
@@ -88,8 +88,11 @@ impl RegisteredSession {
         if !self.account.begin_call(MAX_CALLS) {
             return Err(self.refuse(&header, CallStatus::Busy));
         }
-        let sent =
-            self.registry.0.hub.send(DispatcherEvent::Call { connection: self.connection, header, payload });
+        let sent = self.registry.0.dispatcher.send(DispatcherEvent::Call {
+            connection: self.connection,
+            header,
+            payload,
+        });
         sent.map_err(|error| {
             self.account.end_call();
             let status = if error == SendError::Full { CallStatus::Busy } else { CallStatus::Draining };

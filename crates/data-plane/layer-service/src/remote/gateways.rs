@@ -46,15 +46,15 @@ pub struct GatewayAccess {
 
 #[derive(Debug)]
 pub(super) struct Gateways {
-    door: GatewayAccess,
+    access: GatewayAccess,
     connections: Arc<Semaphore>,
 }
 
 impl Gateways {
     /// Empties the directory of lent files, and admits gateways from now on.
-    pub(super) fn open(door: GatewayAccess) -> io::Result<Self> {
-        adapter_files::clear(&door.lent)?;
-        Ok(Self { door, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
+    pub(super) fn open(access: GatewayAccess) -> io::Result<Self> {
+        adapter_files::clear(&access.lent)?;
+        Ok(Self { access, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
     }
 }
 
@@ -98,7 +98,7 @@ impl Gateways {
                     .to_owned(),
             );
         }
-        if !self.door.names.iter().any(|listed| listed == name) {
+        if !self.access.names.iter().any(|listed| listed == name) {
             return Err(format!(
                 "the certificate of '{name}' may not use this executor: add it to [layers] gateways \
                  (--layer-gateways) there, or use another"
@@ -114,12 +114,12 @@ impl Gateways {
 impl AdmittedGateway {
     /// Serves the request until the connection ends.
     pub(super) async fn serve(self, shared: &RemoteShared) {
-        let Some(Gateways { door, .. }) = &shared.gateways else { return };
+        let Some(Gateways { access, .. }) = &shared.gateways else { return };
         let Self { stream, ask, name, _connection } = self;
         let ended = match ask {
-            RemoteRequest::Tunnel => tunnel(stream, door, &name).await,
+            RemoteRequest::Tunnel => tunnel(stream, access, &name).await,
             RemoteRequest::Lend(files) => {
-                adapter_files::serve(stream, &files, door, shared.settings.stuck).await
+                adapter_files::serve(stream, &files, access, shared.settings.stuck).await
             }
         };
         if let Err(error) = ended {
@@ -129,8 +129,8 @@ impl AdmittedGateway {
 }
 
 /// Copies bytes in both directions. Each side may end its half.
-async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayAccess, name: &str) -> io::Result<()> {
-    let mut own = match UnixStream::connect(&door.socket).await {
+async fn tunnel(mut stream: TlsStream<TcpStream>, access: &GatewayAccess, name: &str) -> io::Result<()> {
+    let mut own = match UnixStream::connect(&access.socket).await {
         Ok(own) => own,
         Err(error) => {
             refuse(stream, format!("cannot reach the executor's own socket ({error}); see its log")).await;

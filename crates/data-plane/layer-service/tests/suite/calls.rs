@@ -41,7 +41,7 @@ pub(crate) const OUT: u64 = SLAB / 2;
 
 pub(crate) struct DispatcherFixture {
     pub(crate) base: Box<dyn EvaluateSites>,
-    pub(crate) hub: Dispatcher,
+    pub(crate) dispatcher: Dispatcher,
     registry: Registry,
 }
 
@@ -56,21 +56,21 @@ impl DispatcherFixture {
 
     fn at(clock: Box<dyn Clock>, base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         let (sender, inbox) = inbox();
-        let facts = ServedBase {
+        let served = ServedBase {
             instance: 7,
             catalog_bytes: 9,
             maskable: MaskedRowSupport { linear: true, ring: true },
         };
-        let registry = Registry::new(settings.quotas, facts, sender, MemoryAccount::default());
-        let hub = Dispatcher::new(&*base, settings, registry.clone(), inbox, clock);
-        Self { base, hub, registry }
+        let registry = Registry::new(settings.quotas, served, sender, MemoryAccount::default());
+        let dispatcher = Dispatcher::new(&*base, settings, registry.clone(), inbox, clock);
+        Self { base, dispatcher, registry }
     }
 
     pub(crate) fn local(&mut self, name: &str) -> LocalClient {
         let mut session =
             self.registry.open(&Tenant::new(name), &open(0), SessionTransport::Channel, None).unwrap();
         let client = channel(&mut session);
-        self.hub.poll();
+        self.dispatcher.poll();
         LocalClient { session, client, sequence: 0 }
     }
 
@@ -83,12 +83,12 @@ impl DispatcherFixture {
 
     pub(crate) fn run(&mut self) {
         let begin = Instant::now();
-        self.hub.poll();
-        while !self.hub.is_idle() {
-            if self.hub.run_due(&mut *self.base).rows == 0 {
-                self.hub.wait(None);
+        self.dispatcher.poll();
+        while !self.dispatcher.is_idle() {
+            if self.dispatcher.run_due(&mut *self.base).rows == 0 {
+                self.dispatcher.wait(None);
             }
-            self.hub.poll();
+            self.dispatcher.poll();
             assert!(begin.elapsed() < Duration::from_secs(60), "a call is never computed");
         }
     }
@@ -222,14 +222,14 @@ pub(crate) fn bits(rows: &[f32]) -> Vec<u32> {
 #[test]
 fn a_session_of_one_executor_is_no_session_of_its_successor() {
     let [had, other] = [3 << 40, 5 << 40].map(|instance| {
-        let facts = ServedBase {
+        let served = ServedBase {
             instance,
             catalog_bytes: 9,
             maskable: MaskedRowSupport { linear: true, ring: true },
         };
         let (sender, inbox) = inbox();
         let registry =
-            Registry::new(LayerSettings::default().quotas, facts, sender, MemoryAccount::default());
+            Registry::new(LayerSettings::default().quotas, served, sender, MemoryAccount::default());
         let session = registry.open(&Tenant::new("a"), &open(0), SessionTransport::Channel, None).unwrap();
         (registry, session, inbox)
     });
@@ -283,8 +283,8 @@ fn beside_requests_a_noise_has_its_turn_and_training_one_before_its_client_gives
     masked.call(4, CallClass::Noise, &rows(2, 64), 64);
     let mut after = |time| {
         clock.advance(time);
-        rig.hub.poll();
-        rig.hub.run_beside(Duration::from_millis(8), &mut *rig.base);
+        rig.dispatcher.poll();
+        rig.dispatcher.run_beside(Duration::from_millis(8), &mut *rig.base);
         let answered = |local: &mut LocalClient| local.client.try_take().unwrap().map(|reply| reply.status);
         [answered(&mut masked), answered(&mut trainer)]
     };
@@ -349,7 +349,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let mut refused = |change: fn(CallHeader) -> CallHeader| {
         let header = change(local.header(0, CallClass::Decode, 1));
         local.client.submit(&header).unwrap();
-        rig.hub.poll();
+        rig.dispatcher.poll();
         local.refusal()
     };
     assert_eq!(refused(|call| CallHeader { site: 9, ..call }), CallStatus::UnknownSite);
@@ -359,7 +359,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let x = rows(1, 30 * 64);
     local.call(0, CallClass::Prefill, &x, 64);
     let repeated = local.call(0, CallClass::Prefill, &x, 64);
-    rig.hub.poll();
+    rig.dispatcher.poll();
     assert_eq!(local.refusal(), CallStatus::Quota);
     rig.run();
     assert_eq!(local.answer(128).0.status, CallStatus::Done);
@@ -368,11 +368,11 @@ fn what_does_not_fit_is_refused_by_name() {
     rig.run();
     assert_eq!(local.answer(128).0.status, CallStatus::Done);
     local.client.submit(&repeated).unwrap();
-    rig.hub.poll();
+    rig.dispatcher.poll();
     assert_eq!(local.refusal(), CallStatus::Sequence);
-    rig.hub.drain();
+    rig.dispatcher.drain();
     local.call(0, CallClass::Decode, &x[..64], 64);
-    rig.hub.poll();
+    rig.dispatcher.poll();
     assert_eq!(local.refusal(), CallStatus::Draining);
     assert_eq!(local.session.stats().refused, 7);
 }
@@ -383,7 +383,7 @@ fn a_number_that_still_waits_is_computed_once_and_the_newer_call_counts() {
     let mut local = rig.local("a");
     let (old, new) = (rows(1, 64), rows(2, 64));
     let header = local.call(0, CallClass::Decode, &old, 64);
-    rig.hub.poll();
+    rig.dispatcher.poll();
     local.client.write_rows(0, Dtype::F32, &new).unwrap();
     local.client.submit(&header).unwrap();
     rig.run();
@@ -401,7 +401,7 @@ fn who_breaks_the_protocol_is_let_go_and_the_others_go_on() {
     let x = rows(1, 64);
     bad.call(0, CallClass::Decode, &x, 64);
     good.call(0, CallClass::Decode, &x, 64);
-    rig.hub.poll();
+    rig.dispatcher.poll();
     let header = CallHeader { input: 1, ..bad.header(0, CallClass::Decode, 1) };
     bad.client.submit(&header).unwrap();
     rig.run();
@@ -409,7 +409,7 @@ fn who_breaks_the_protocol_is_let_go_and_the_others_go_on() {
     let (reply, out) = good.answer(128);
     assert_eq!((reply.status, reply.batch_rows), (CallStatus::Done, 1));
     assert_eq!(bits(&out), bits(&rig.alone(forward(0), &x)));
-    assert_eq!(rig.hub.figures().broken, 1);
+    assert_eq!(rig.dispatcher.stats().broken, 1);
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn who_takes_no_answers_is_let_go() {
         rig.run();
     }
     assert!(local.session.is_closed());
-    assert_eq!(rig.hub.figures().broken, 1);
+    assert_eq!(rig.dispatcher.stats().broken, 1);
 }
 
 #[test]
@@ -429,11 +429,11 @@ fn another_channel_forgets_what_was_in_flight() {
     let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     let header = local.call(0, CallClass::Decode, &rows(1, 64), 64);
-    rig.hub.poll();
-    assert!(!rig.hub.is_idle());
+    rig.dispatcher.poll();
+    assert!(!rig.dispatcher.is_idle());
     local.client = channel(&mut local.session);
-    rig.hub.poll();
-    assert!(rig.hub.is_idle());
+    rig.dispatcher.poll();
+    assert!(rig.dispatcher.is_idle());
     local.client.submit(&header).unwrap();
     rig.run();
     assert_eq!(local.answer(128).0.status, CallStatus::Done);
@@ -447,19 +447,19 @@ fn a_session_that_ends_leaves_nothing_behind() {
     });
     let mut local = rig.local("a");
     local.call(0, CallClass::Decode, &rows(1, 64), 64);
-    rig.hub.poll();
+    rig.dispatcher.poll();
     let full = rig.registry.open(&Tenant::new("a"), &open(0), SessionTransport::Channel, None).unwrap_err();
     assert_eq!(full.code, RefusalCode::Quota);
     let before = local.session.stats();
     drop(local);
-    rig.hub.poll();
-    assert!(rig.hub.is_idle());
+    rig.dispatcher.poll();
+    assert!(rig.dispatcher.is_idle());
     // Another session and another slab fit.
     let mut next = rig.local("a");
     next.call(0, CallClass::Decode, &rows(1, 64), 64);
     rig.run();
-    let figures = rig.hub.figures();
-    assert_eq!((figures.open, figures.used.calls), (1, before.calls + 1));
+    let stats = rig.dispatcher.stats();
+    assert_eq!((stats.open, stats.used.calls), (1, before.calls + 1));
 }
 
 /// Doubles its rows, and panics at rows that begin with 13.
@@ -595,7 +595,7 @@ fn a_session_is_taken_over_with_its_number_and_repeats_what_it_has_no_answer_to(
     assert!(lost.is_closed(), "the old connection is hung up on");
     assert_eq!(old.try_recv().unwrap_err(), mpsc::error::TryRecvError::Disconnected);
     drop(lost);
-    rig.hub.poll();
+    rig.dispatcher.poll();
     assert!(!session.is_closed(), "its end is not the end of the session");
     let other =
         rig.registry.open(&Tenant::new("other"), &open(number), SessionTransport::Tls, None).unwrap_err();
@@ -643,11 +643,11 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
             (site, x)
         })
         .collect();
-    rig.hub.poll();
-    resident.forward_in_company(&[slice()], &mut together, &mut rig.hub);
+    rig.dispatcher.poll();
+    resident.forward_with_hooks(&[slice()], &mut together, &mut rig.dispatcher);
     assert_eq!(bits(&together), bits(&alone));
-    assert!(rig.hub.is_idle(), "all were served in the course of one pass");
-    assert_eq!(rig.hub.figures().joined_rows, 20);
+    assert!(rig.dispatcher.is_idle(), "all were served in the course of one pass");
+    assert_eq!(rig.dispatcher.stats().joined_rows, 20);
     for ((local, (site, x)), (_, _, outputs)) in locals.iter_mut().zip(calls).zip(sites) {
         let (reply, out) = local.answer(outputs);
         assert_eq!((reply.status, reply.batch_rows), (CallStatus::Done, 9));
@@ -672,8 +672,8 @@ fn a_token_that_waits_for_another_site_is_served_within_the_pass() {
         adapter: None,
         logits: LogitRows::Last,
     };
-    resident.forward_in_company(&[slice], &mut Vec::new(), &mut rig.hub);
-    assert!(rig.hub.is_idle());
+    resident.forward_with_hooks(&[slice], &mut Vec::new(), &mut rig.dispatcher);
+    assert!(rig.dispatcher.is_idle());
     let (_, out) = local.answer(32);
     let call = SiteCall { part: Some(1), ..forward(0) };
     assert_eq!(bits(&out), bits(&rig.alone(call, &x)));

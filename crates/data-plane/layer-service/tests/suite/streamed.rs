@@ -52,8 +52,13 @@ fn resident(directory: &Path) -> ResidentModel {
 fn streamed(directory: &Path) -> (ResidentModel<ServedLayers>, u64) {
     let source = source(directory);
     let path = directory.join("weights.packed");
-    let mut stream =
-        StreamOptions { path, program: [7; 32], bound_bytes: 1, readahead: Readahead::Next, pace: None };
+    let mut stream = StreamOptions {
+        path,
+        program: [7; 32],
+        bound_bytes: 1,
+        readahead: Readahead::Next,
+        bytes_per_s: None,
+    };
     let open = |stream: &StreamOptions| LoadedWeights::open(&source, Some((&[1; 32], stream)), 1, &|_| {});
     let Err(StreamError::Bound { least_bytes, .. }) = open(&stream) else { panic!("a byte is enough") };
     stream.bound_bytes = least_bytes;
@@ -123,7 +128,7 @@ fn walk(policy: BatchingPolicy, trainers: usize, clients: usize, rounds: u32) ->
     let directory = tempfile::tempdir().unwrap();
     let mut judge = resident(directory.path());
     let (base, sweep) = streamed(directory.path());
-    let figures = base.sweep_figures().unwrap();
+    let stats = base.sweep_figures().unwrap();
     let mut settings = LayerSettings::default();
     settings.batching.policy = policy;
     let mut rig = DispatcherFixture::over(Box::new(base), settings);
@@ -139,13 +144,13 @@ fn walk(policy: BatchingPolicy, trainers: usize, clients: usize, rounds: u32) ->
         for (index, walker) in walkers.iter_mut().enumerate() {
             moved |= turn > 7 * index && walker.advance(&mut judge);
         }
-        rig.hub.poll();
-        if rig.hub.run_due(&mut *rig.base).rows == 0 && !moved {
-            rig.hub.wait(Some(Instant::now() + Duration::from_millis(20)));
+        rig.dispatcher.poll();
+        if rig.dispatcher.run_due(&mut *rig.base).rows == 0 && !moved {
+            rig.dispatcher.wait(Some(Instant::now() + Duration::from_millis(20)));
         }
         assert!(begun.elapsed() < Duration::from_secs(100), "a call is never computed");
     }
-    figures.read_bytes() as f64 / sweep as f64
+    stats.read_bytes() as f64 / sweep as f64
 }
 
 #[test]
@@ -185,7 +190,7 @@ fn clients_keep_step_with_a_resident_pass_or_fall_behind_and_all_get_their_bits(
                 logits: LogitRows::Last,
             };
             match &mut rig {
-                Some(rig) => model.forward_in_company(&[slice], &mut logits, &mut rig.hub).unwrap(),
+                Some(rig) => model.forward_with_hooks(&[slice], &mut logits, &mut rig.dispatcher).unwrap(),
                 None => model.forward(&[slice], &mut logits).unwrap(),
             }
             given.extend(bits(&logits));
@@ -212,8 +217,8 @@ fn clients_keep_step_with_a_resident_pass_or_fall_behind_and_all_get_their_bits(
     let begun = Instant::now();
     while !walkers.iter().all(thread::JoinHandle::is_finished) {
         assert!(passes(&mut base, Some(&mut rig)) == wanted);
-        rig.hub.poll();
-        rig.hub.run_beside(Duration::from_millis(50), &mut base);
+        rig.dispatcher.poll();
+        rig.dispatcher.run_beside(Duration::from_millis(50), &mut base);
         assert!(begun.elapsed() < Duration::from_secs(100), "a call is never computed");
     }
     walkers.into_iter().for_each(|walker| walker.join().unwrap());

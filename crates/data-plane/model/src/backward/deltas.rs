@@ -21,15 +21,16 @@ use crate::{
 };
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`; adds
-    /// up the adapter's gradients. Returns false, without the inputs' gradient, if nothing earlier learns.
+    /// Turns the gradient at a group's outputs, `buffers.outputs`, into that at its inputs, `buffers.inputs`;
+    /// adds up the adapter's gradients. Returns false, without the inputs' gradient, if nothing earlier
+    /// learns.
     pub(super) fn group(&mut self, notes: GroupActivations<'_>) -> Result<bool, TrainError<B::Error>> {
         let GroupActivations { layer, group, x, .. } = notes;
         self.scaled_outputs(notes)?;
         let goes_on = self.goes_below(TrainableSite::of(layer, group)) || self.scales_inputs(layer, group);
         if goes_on {
-            self.room.inputs.resize(x.len(), 0.0);
-            let (g, out) = (&mut self.room.outputs, &mut self.room.inputs);
+            self.buffers.inputs.resize(x.len(), 0.0);
+            let (g, out) = (&mut self.buffers.outputs, &mut self.buffers.inputs);
             self.base.linear_transposed(self.device, layer, group, g, out).map_err(TrainError::Base)?;
         }
         self.low_rank(notes, goes_on)?;
@@ -40,13 +41,13 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     fn low_rank(&mut self, notes: GroupActivations<'_>, goes_on: bool) -> Result<(), UpstreamFailed> {
         let GroupActivations { layer, group, x, .. } = notes;
         if self.dropouts.is_none() || !has_low_rank(self.adapter, &self.model.config, layer, group) {
-            let mut inputs = std::mem::take(&mut self.room.inputs);
+            let mut inputs = std::mem::take(&mut self.buffers.inputs);
             let added = self.modules(notes, goes_on.then_some(&mut inputs[..]));
-            self.room.inputs = inputs;
+            self.buffers.inputs = inputs;
             return added;
         }
-        let mut dropped = std::mem::take(&mut self.room.dropped);
-        let mut g = std::mem::take(&mut self.room.of_dropped);
+        let mut dropped = std::mem::take(&mut self.buffers.dropped);
+        let mut g = std::mem::take(&mut self.buffers.of_dropped);
         dropped.clear();
         dropped.extend_from_slice(x);
         self.dropouts.apply(self.device, layer, group, &mut dropped);
@@ -55,9 +56,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         self.modules(GroupActivations { x: &dropped, ..notes }, goes_on.then_some(&mut g[..]))?;
         if goes_on {
             self.dropouts.apply(self.device, layer, group, &mut g);
-            self.room.inputs.iter_mut().zip(&g).for_each(|(sum, g)| *sum += g);
+            self.buffers.inputs.iter_mut().zip(&g).for_each(|(sum, g)| *sum += g);
         }
-        (self.room.dropped, self.room.of_dropped) = (dropped, g);
+        (self.buffers.dropped, self.buffers.of_dropped) = (dropped, g);
         Ok(())
     }
 
@@ -68,7 +69,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         mut inputs: Option<&mut [f32]>,
     ) -> Result<(), UpstreamFailed> {
         let GroupActivations { layer, group, x, sequences, .. } = notes;
-        let stride = self.room.outputs.width();
+        let stride = self.buffers.outputs.width();
         for (target, column) in group_targets(&self.model.config, group) {
             let modules = self.adapter.as_lora();
             let Ok(at) =
@@ -82,9 +83,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
                 &mut self.device.pool,
                 self.device.isa,
                 Factors { rank: module.rank, scale: module.scale, a: &module.a, b: &module.b },
-                DeltaGradient { x, g: self.room.outputs.values(), stride, column },
+                DeltaGradient { x, g: self.buffers.outputs.values(), stride, column },
                 sequences,
-                &mut self.room.lora,
+                &mut self.buffers.lora,
                 &mut FactorGradients { a: &mut sums.a, b: &mut sums.b },
                 inputs.as_deref_mut(),
             );
@@ -116,9 +117,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     fn scaled_outputs(&mut self, notes: GroupActivations<'_>) -> Result<(), UpstreamFailed> {
         let of = self.vectors(notes.layer, notes.group, ScaledSide::Output);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
-        let stride = self.room.outputs.width();
+        let stride = self.buffers.outputs.width();
         for (vector, column) in of {
-            let rows = ScaledRows { x: notes.out, g: self.room.outputs.values_mut(), stride, column };
+            let rows = ScaledRows { x: notes.out, g: self.buffers.outputs.values_mut(), stride, column };
             let sums = self.turn.at(TrainableSite::of(notes.layer, notes.group))?.vector(vector.target);
             rows.scaled(&vector.values, notes.sequences, sums);
         }
@@ -131,7 +132,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
         for (vector, column) in of {
             let stride = linear_shape(&self.model.config, vector.target)[1];
-            let rows = ScaledRows { x: notes.x, g: &mut self.room.inputs, stride, column };
+            let rows = ScaledRows { x: notes.x, g: &mut self.buffers.inputs, stride, column };
             let sums = self.turn.at(TrainableSite::of(notes.layer, notes.group))?.vector(vector.target);
             rows.scaled(&vector.values, notes.sequences, sums);
         }

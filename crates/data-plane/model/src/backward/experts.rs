@@ -61,10 +61,10 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         }
         let hidden = self.model.config.hidden_size;
         self.outputs_of_residual(NormSite::FeedForwardUpdate(layer), &notes.updates[1]);
-        let mut x = std::mem::take(&mut self.room.x);
+        let mut x = std::mem::take(&mut self.buffers.x);
         self.normed(NormSite::FeedForward(layer), &notes.middle, &mut x);
         let normed = rows(&x, hidden);
-        self.room.x = x;
+        self.buffers.x = x;
         let probabilities = self.device.probabilities(self.model, layer, &normed);
         let mut routing = Routing::default();
         routing.sort(&probabilities, experts);
@@ -77,13 +77,13 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         }
         let of_logits = logit_gradients(&routing, &probabilities, &of_weights, experts);
         self.through_router(layer, &of_logits, &mut sums);
-        self.room.inputs = sums;
+        self.buffers.inputs = sums;
         self.through_norm(NormSite::FeedForward(layer), &notes.middle);
         Ok(true)
     }
 
-    /// Returns the gradient at an expert's inputs from that at the rows' updates, `room.outputs`. Writes the
-    /// gradients at the expert's weights to `of_weights`, `[rows, experts]`.
+    /// Returns the gradient at an expert's inputs from that at the rows' updates, `buffers.outputs`. Writes
+    /// the gradients at the expert's weights to `of_weights`, `[rows, experts]`.
     fn expert(
         &mut self,
         layer: usize,
@@ -98,7 +98,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let mut gate_up = vec![0.0; 2 * count * width];
         let x = &mut some(normed.values(), taken, hidden);
         self.base.linear(self.device, layer, up, x, &mut gate_up).map_err(TrainError::Base)?;
-        let g = &mut some(self.room.outputs.values(), taken, hidden);
+        let g = &mut some(self.buffers.outputs.values(), taken, hidden);
         let mut of_middle = vec![0.0; count * width];
         let back = self.base.linear_transposed(self.device, layer, down, g, &mut of_middle);
         back.map_err(TrainError::Base)?;

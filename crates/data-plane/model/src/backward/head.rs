@@ -148,34 +148,34 @@ impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
         &mut self,
         residual: &[f32],
         targets: &[TargetRow],
-        room: &mut HeadScratch,
+        buffers: &mut HeadScratch,
     ) -> Result<(), B::Error> {
         let hidden = self.model.config.hidden_size;
-        room.residual.clear();
+        buffers.residual.clear();
         for target in targets {
-            room.residual.extend_from_slice(&residual[target.row * hidden..][..hidden]);
+            buffers.residual.extend_from_slice(&residual[target.row * hidden..][..hidden]);
         }
-        place_residual(self.scratch, &room.residual);
+        place_residual(self.scratch, &buffers.residual);
         let found = AdapterRows::of_head(self.adapter, targets.len());
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
         let dropping = Dropping { dropouts: self.dropouts, method: self.method, config: &self.model.config };
         // Nothing of the head is saved.
         let mut deltas = RecordingDeltas { model: self.model, deltas, dropping, notes: &RefCell::default() };
         let parts = (&mut *self.base, &mut deltas);
-        run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
-        let (logits, vocabulary) = (&room.logits, self.model.config.vocab_size);
+        run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut buffers.logits)?;
+        let (logits, vocabulary) = (&buffers.logits, self.model.config.vocab_size);
         let found: Vec<_> = targets.iter().map(|_| OnceLock::new()).collect();
         self.device.pool.run(targets.len(), |row| {
             let logits = &logits[row * vocabulary..][..vocabulary];
             found[row].get_or_init(|| log_probability(logits, targets[row].token));
         });
-        room.log_probabilities.clear();
-        room.of.clear();
+        buffers.log_probabilities.clear();
+        buffers.of.clear();
         for (found, target) in found.into_iter().zip(targets) {
             // The pool has computed each row.
             let (log_probability, log_sum) = found.into_inner().unwrap_or_default();
-            room.log_probabilities.push(log_probability);
-            room.of.push(LogProbability { token: target.token, log_sum, gradient: 0.0 });
+            buffers.log_probabilities.push(log_probability);
+            buffers.of.push(LogProbability { token: target.token, log_sum, gradient: 0.0 });
         }
         Ok(())
     }
@@ -196,49 +196,50 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         targets: &[TargetRow],
         tile: &HeadTile,
         loss: &mut dyn Loss,
-        room: &mut HeadScratch,
+        buffers: &mut HeadScratch,
     ) -> Result<(), TrainError<B::Error>> {
         let (hidden, vocabulary) = (self.model.config.hidden_size, self.model.config.vocab_size);
-        room.coefficients.clear();
-        room.coefficients.resize(targets.len(), 0.0);
-        loss.gradients(tile.targets.clone(), &room.log_probabilities, &mut room.coefficients);
+        buffers.coefficients.clear();
+        buffers.coefficients.resize(targets.len(), 0.0);
+        loss.gradients(tile.targets.clone(), &buffers.log_probabilities, &mut buffers.coefficients);
         let is_idle = |(&own, target): (&f32, usize)| own == 0.0 && loss.others(target).is_empty();
-        if room.coefficients.iter().zip(tile.targets.clone()).all(is_idle) {
+        if buffers.coefficients.iter().zip(tile.targets.clone()).all(is_idle) {
             return Ok(());
         }
-        for ((of, &gradient), target) in room.of.iter_mut().zip(&room.coefficients).zip(tile.targets.clone())
+        for ((of, &gradient), target) in
+            buffers.of.iter_mut().zip(&buffers.coefficients).zip(tile.targets.clone())
         {
             of.gradient = loss.others(target).iter().fold(gradient, |sum, (_, more)| sum + more);
         }
         let Compute { pool, isa } = &mut *self.device;
-        let capped = self.model.config.traits.logit_cap.map(|cap| (cap, room.logits.clone()));
-        log_probability_gradients(pool, *isa, &mut room.logits, vocabulary, &room.of);
+        let capped = self.model.config.traits.logit_cap.map(|cap| (cap, buffers.logits.clone()));
+        log_probability_gradients(pool, *isa, &mut buffers.logits, vocabulary, &buffers.of);
         for ((of, row), target) in
-            room.of.iter().zip(room.logits.chunks_exact_mut(vocabulary)).zip(tile.targets.clone())
+            buffers.of.iter().zip(buffers.logits.chunks_exact_mut(vocabulary)).zip(tile.targets.clone())
         {
             share(row, of.token, loss.others(target));
         }
         if let Some((cap, capped)) = capped {
             let Compute { pool, isa } = &mut *self.device;
-            cap_gradient(pool, *isa, &capped, &mut room.logits, cap);
+            cap_gradient(pool, *isa, &capped, &mut buffers.logits, cap);
         }
-        self.room.outputs.reshape(targets.len(), vocabulary);
-        self.room.outputs.values_mut().copy_from_slice(&room.logits);
-        let mut x = std::mem::take(&mut self.room.x);
-        self.normed(NormSite::Output, &room.residual, &mut x);
+        self.buffers.outputs.reshape(targets.len(), vocabulary);
+        self.buffers.outputs.values_mut().copy_from_slice(&buffers.logits);
+        let mut x = std::mem::take(&mut self.buffers.x);
+        self.normed(NormSite::Output, &buffers.residual, &mut x);
         let notes =
             GroupActivations { layer: 0, group: LinearGroup::Head, x: &x, out: &[], sequences: &tile.sums };
         if self.group(notes)? && self.goes_below(TrainableSite::of(0, LinearGroup::Head)) {
-            let mut g = std::mem::take(&mut self.room.residual);
-            self.room.residual.resize(room.residual.len(), 0.0);
-            self.room.residual.fill(0.0);
-            self.through_norm(NormSite::Output, &room.residual);
-            for (from, target) in self.room.residual.chunks_exact(hidden).zip(targets) {
+            let mut g = std::mem::take(&mut self.buffers.residual);
+            self.buffers.residual.resize(buffers.residual.len(), 0.0);
+            self.buffers.residual.fill(0.0);
+            self.through_norm(NormSite::Output, &buffers.residual);
+            for (from, target) in self.buffers.residual.chunks_exact(hidden).zip(targets) {
                 g[target.row * hidden..][..hidden].copy_from_slice(from);
             }
-            self.room.residual = g;
+            self.buffers.residual = g;
         }
-        self.room.x = x;
+        self.buffers.x = x;
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Reverse<'a, 'g, B> {
     pub(super) precision: KvPrecision,
     pub(super) adapter: &'a MethodWeights,
     pub(super) turn: &'a mut ReductionTurn<'g>,
-    pub(super) room: &'a mut BackwardScratch,
+    pub(super) buffers: &'a mut BackwardScratch,
     pub(super) rows: &'a RowTable,
     pub(super) sequences: &'a [SequenceRows],
     pub(super) dropouts: &'a RowDropouts,

@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Reverses a block: turns the gradient after it, in `room.residual`, into the gradient before it.
+    /// Reverses a block: turns the gradient after it, in `buffers.residual`, into the gradient before it.
     /// Returns false, without that gradient, if no earlier site learns.
     pub(super) fn block(
         &mut self,
@@ -40,7 +40,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let (gate, width) = (self.model.config.traits.gate, self.model.config.intermediate_size);
         let scaled = self.scaled(layer, LinearGroup::GateUp, &notes.gate_up);
         let gate_up = scaled.as_deref().unwrap_or(&notes.gate_up);
-        let mut x = std::mem::take(&mut self.room.x);
+        let mut x = std::mem::take(&mut self.buffers.x);
         x.resize(gate_up.len() / 2, 0.0);
         gate_mul(&mut self.device.pool, self.device.isa, gate, gate_up, width, &mut x);
         self.outputs_of_residual(NormSite::FeedForwardUpdate(layer), &notes.updates[1]);
@@ -48,7 +48,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let goes_on = self.whole_group(down)?;
         if goes_on {
             let Compute { pool, isa } = &mut *self.device;
-            let (outputs, g) = (&mut self.room.outputs, &self.room.inputs);
+            let (outputs, g) = (&mut self.buffers.outputs, &self.buffers.inputs);
             outputs.reshape(g.len() / width, 2 * width);
             gate_mul_gradient(pool, *isa, gate, gate_up, g, width, outputs.values_mut());
         }
@@ -60,7 +60,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         if goes_on {
             self.through_norm(NormSite::FeedForward(layer), &notes.middle);
         }
-        self.room.x = x;
+        self.buffers.x = x;
         Ok(goes_on)
     }
 
@@ -76,14 +76,14 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             return Ok(false);
         }
         self.rotated(layer, notes);
-        let mut x = std::mem::take(&mut self.room.x);
+        let mut x = std::mem::take(&mut self.buffers.x);
         self.normed(NormSite::Attention(layer), &notes.residual, &mut x);
         let qkv = self.notes(layer, LinearGroup::Qkv, &x, &notes.projected);
         let goes_on = self.whole_group(qkv)?;
         if goes_on {
             self.through_norm(NormSite::Attention(layer), &notes.residual);
         }
-        self.room.x = x;
+        self.buffers.x = x;
         Ok(goes_on)
     }
 
@@ -92,16 +92,16 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     pub(super) fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
         let hidden = self.model.config.hidden_size;
         if let Some(norm) = self.model.norm(site) {
-            let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);
-            let outputs = &mut self.room.outputs;
+            let (Compute { pool, isa }, g) = (&mut *self.device, &self.buffers.residual);
+            let outputs = &mut self.buffers.outputs;
             outputs.reshape(g.len() / hidden, hidden);
             outputs.values_mut().fill(0.0);
             norm_gradient(pool, *isa, update, g, norm, outputs.values_mut());
         } else {
-            self.room.outputs_of_residual(hidden);
+            self.buffers.outputs_of_residual(hidden);
         }
         if let Some(factor) = self.model.config.traits.update_scale {
-            self.room.outputs.values_mut().iter_mut().for_each(|g| *g *= factor);
+            self.buffers.outputs.values_mut().iter_mut().for_each(|g| *g *= factor);
         }
     }
 
@@ -152,16 +152,17 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         add_norm(&mut self.device.pool, self.device.isa, &mut residual.to_vec(), None, norm, x);
     }
 
-    /// Adds the gradient at a norm's input, computed from `room.inputs`, to that at the residual stream.
+    /// Adds the gradient at a norm's input, computed from `buffers.inputs`, to that at the residual stream.
     pub(super) fn through_norm(&mut self, site: NormSite, residual: &[f32]) {
-        let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.inputs);
+        let (Compute { pool, isa }, g) = (&mut *self.device, &self.buffers.inputs);
         match self.model.norm(site) {
-            Some(norm) => norm_gradient(pool, *isa, residual, g, norm, &mut self.room.residual),
-            None => self.room.residual.iter_mut().zip(g).for_each(|(sum, g)| *sum += g),
+            Some(norm) => norm_gradient(pool, *isa, residual, g, norm, &mut self.buffers.residual),
+            None => self.buffers.residual.iter_mut().zip(g).for_each(|(sum, g)| *sum += g),
         }
     }
 
-    /// Turns the gradient at the attention output, `room.inputs`, into that at `[q | k | v]`, `room.outputs`.
+    /// Turns the gradient at the attention output, `buffers.inputs`, into that at `[q | k | v]`,
+    /// `buffers.outputs`.
     fn attended(&mut self, layer: usize, notes: &LayerActivations) {
         let layout = self.model.qkv_layout();
         let from = AttentionInputs {
@@ -173,7 +174,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             out: &notes.attended,
         };
         let Compute { pool, isa } = &mut *self.device;
-        let (g, outputs) = (&self.room.inputs, &mut self.room.outputs);
+        let (g, outputs) = (&self.buffers.inputs, &mut self.buffers.outputs);
         outputs.reshape(notes.qkv.len() / layout.stride(), layout.stride());
         attention_gradient(pool, *isa, from, self.sequences, g, outputs.values_mut());
     }
@@ -184,7 +185,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let sums = self.turn.at(TrainableSite::keys_and_values(layer))?.tokens();
         let layout = self.model.qkv_layout();
         let (stride, keys) = (layout.stride(), layout.heads * layout.head_dim);
-        let g = self.room.outputs.values_mut();
+        let g = self.buffers.outputs.values_mut();
         for sequence in self.sequences {
             for (token, sum) in sums.iter_mut().enumerate() {
                 let row = &mut g[(sequence.first + token) * stride..][..stride];
@@ -203,7 +204,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let (layout, heads) = (self.model.qkv_layout(), Compute::heads(self.model, layer));
         let by = self.rows.rotation(&self.model.config, layer);
         let Compute { pool, isa } = &mut *self.device;
-        let g = self.room.outputs.values_mut();
+        let g = self.buffers.outputs.values_mut();
         rotate_gradient(pool, *isa, g, before, layout.stride(), layout.head_dim, by, &heads);
     }
 }

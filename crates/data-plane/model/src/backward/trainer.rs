@@ -93,7 +93,7 @@ pub struct Trainer<B> {
     keep: SavedScope,
     scratch: Scratch<Compute>,
     deltas: DeltaScratch,
-    room: BackwardScratch,
+    buffers: BackwardScratch,
     head: HeadScratch,
 }
 
@@ -120,7 +120,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             keep,
             scratch: Scratch::empty(),
             deltas: DeltaScratch::default(),
-            room: BackwardScratch::default(),
+            buffers: BackwardScratch::default(),
             head: HeadScratch::default(),
         })
     }
@@ -181,7 +181,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         tape: &Tape,
     ) -> Result<Vec<f32>, TrainError<B::Error>> {
         let mut all = Vec::with_capacity(tape.targets.len());
-        self.each_tile(learner, tape, |_, room| all.extend_from_slice(&room.log_probabilities))?;
+        self.each_tile(learner, tape, |_, buffers| all.extend_from_slice(&buffers.log_probabilities))?;
         Ok(all)
     }
 
@@ -199,7 +199,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         allowed: &[u32],
     ) -> Result<Vec<Prediction>, TrainError<B::Error>> {
         let mut all = Vec::with_capacity(tape.targets.len());
-        self.each_tile(learner, tape, |model, room| all.extend(room.predictions(model, allowed)))?;
+        self.each_tile(learner, tape, |model, buffers| all.extend(buffers.predictions(model, allowed)))?;
         Ok(all)
     }
 
@@ -209,16 +209,16 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         tape: &Tape,
         mut seen: impl FnMut(&ModelConfig, &HeadScratch),
     ) -> Result<(), TrainError<B::Error>> {
-        let mut room = std::mem::take(&mut self.head);
+        let mut buffers = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
         for tile in tiles(&tape.targets, &tape.sequences) {
             let targets = &tape.targets[tile.targets];
             let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
-            head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
-            seen(&self.model.config, &room);
+            head.forward(&tape.residual, targets, &mut buffers).map_err(TrainError::Base)?;
+            seen(&self.model.config, &buffers);
         }
-        self.head = room;
+        self.head = buffers;
         Ok(())
     }
 
@@ -234,8 +234,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         mut turn: ReductionTurn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
         self.make_room(&tape)?;
-        self.room.residual.clear();
-        self.room.residual.resize(tape.rows() * self.model.config.hidden_size, 0.0);
+        self.buffers.residual.clear();
+        self.buffers.residual.resize(tape.rows() * self.model.config.hidden_size, 0.0);
         self.reverse_head(learner, &tape, loss, &mut turn)?;
         self.reverse_blocks(learner, tape, &mut turn)?;
         turn.end();
@@ -272,17 +272,17 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         loss: &mut dyn Loss,
         turn: &mut ReductionTurn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
-        let mut room = std::mem::take(&mut self.head);
+        let mut buffers = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
         for tile in tiles(&tape.targets, &tape.sequences) {
             let targets = &tape.targets[tile.targets.clone()];
             let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
-            head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
-            self.back(learner, &tape.sequences, &dropouts, turn).head(targets, &tile, loss, &mut room)?;
+            head.forward(&tape.residual, targets, &mut buffers).map_err(TrainError::Base)?;
+            self.back(learner, &tape.sequences, &dropouts, turn).head(targets, &tile, loss, &mut buffers)?;
         }
         turn.pass_on();
-        self.head = room;
+        self.head = buffers;
         // The head has left other rows in the scratch buffers.
         let blocks = blocks(&tape.sequences);
         let batch = batch(tape, &blocks, learner);
@@ -389,7 +389,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             precision: self.shape.precision,
             adapter: &learner.method,
             turn,
-            room: &mut self.room,
+            buffers: &mut self.buffers,
             rows: &self.scratch.batch,
             sequences,
             dropouts,

@@ -202,8 +202,13 @@ impl Device for CudaDevice {
         }
     }
 
-    fn reshape(&mut self, room: ScratchBuffer<'_, Self>, rows: usize, width: usize) -> Result<(), CudaError> {
-        match room {
+    fn reshape(
+        &mut self,
+        buffer: ScratchBuffer<'_, Self>,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        match buffer {
             ScratchBuffer::Residual(matrix)
             | ScratchBuffer::Inputs(matrix)
             | ScratchBuffer::Outputs(matrix) => matrix.reshape(rows, width),

@@ -98,9 +98,11 @@ impl CudaLayers {
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
         let site = &self.sites[call.site.0 as usize];
-        let (ring, room) =
-            site.ring.zip(site.ring_room(call.op)).expect("who asks for the ring path knows there is one");
-        let (exponent, modulus) = (ring.weight_exponent, room.modulus);
+        let (ring, range) = site
+            .ring
+            .zip(site.modular_range(call.op))
+            .expect("who asks for the ring path knows there is one");
+        let (exponent, modulus) = (ring.weight_exponent, range.modulus);
         let mut parts = Vec::new();
         for (CudaLinear { weight, unit, .. }, column) in self.columns(call) {
             parts.push(ModularPart { weight, unit: *unit, column });
@@ -153,7 +155,7 @@ impl LinearScratch {
 pub(super) struct CoBatchedCuda<'a> {
     pub(super) layers: &'a CudaLayers,
     pub(super) scratch: &'a mut LinearScratch,
-    pub(super) company: OptionalHooks<'a>,
+    pub(super) hooks: OptionalHooks<'a>,
 }
 
 pub(super) enum OptionalHooks<'a> {
@@ -171,16 +173,16 @@ impl std::fmt::Debug for OptionalHooks<'_> {
 impl CoBatchedCuda<'_> {
     /// Takes the rows of waiting calls that equal `call`, and returns their number.
     fn join(&mut self, device: &CudaDevice, call: SiteCall, width: usize) -> usize {
-        let OptionalHooks::Some(company) = &mut self.company else { return 0 };
-        if !company.is_waiting() {
+        let OptionalHooks::Some(hooks) = &mut self.hooks else { return 0 };
+        if !hooks.is_waiting() {
             return 0;
         }
         let mut lent = CudaSites { layers: self.layers, scratch: &mut *self.scratch, device };
-        company.before_site(call.site, &mut lent);
+        hooks.before_site(call.site, &mut lent);
         let guests = &mut self.scratch.guests;
         guests.reshape(0, width);
-        let joined = company.join(call, guests);
-        assert_eq!(guests.rows(), joined, "company appends as many rows as it says");
+        let joined = hooks.join(call, guests);
+        assert_eq!(guests.rows(), joined, "hooks append as many rows as they say");
         joined
     }
 
@@ -204,8 +206,8 @@ impl CoBatchedCuda<'_> {
         answers.resize(joined * out.width(), 0.0);
         split_rows(stream, all, answers)?;
         out.copy_head(stream, all)?;
-        if let OptionalHooks::Some(company) = &mut self.company {
-            company.part(answers);
+        if let OptionalHooks::Some(hooks) = &mut self.hooks {
+            hooks.part(answers);
         }
         Ok(())
     }
@@ -228,9 +230,9 @@ impl CoBatchedCuda<'_> {
         let mut lent = CudaSites { layers: self.layers, scratch: &mut *self.scratch, device };
         let evaluated = lent.evaluate_in_parts(call, guests.values(), (x.width(), out.width()), &mut answers);
         if evaluated.is_ok()
-            && let OptionalHooks::Some(company) = &mut self.company
+            && let OptionalHooks::Some(hooks) = &mut self.hooks
         {
-            company.part(&answers);
+            hooks.part(&answers);
         }
         (self.scratch.guests, self.scratch.answers) = (guests, answers);
         evaluated

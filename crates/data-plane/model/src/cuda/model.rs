@@ -174,19 +174,18 @@ impl CudaModel {
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn PassHooks,
+        hooks: &mut dyn PassHooks,
     ) -> Result<(), CudaError> {
         let Self { frame, layers, kv, device, scratch, linear, records, .. } = self;
         // A panic may have ended the last step during its capture.
         device.tables = Tables::Write;
         let mut deltas = CudaDeltas::new(device.stream(), &frame.config, &mut self.deltas, batch)?;
         let is_sparse = frame.config.experts.is_some();
-        let is_replayable = !is_sparse && is_decode_step(batch) && deltas.is_plain() && !company.is_waiting();
+        let is_replayable = !is_sparse && is_decode_step(batch) && deltas.is_plain() && !hooks.is_waiting();
         let results = &mut self.logits;
         match records.as_mut().filter(|_| is_replayable) {
             None => {
-                let mut base =
-                    CoBatchedCuda { layers, scratch: linear, company: OptionalHooks::Some(company) };
+                let mut base = CoBatchedCuda { layers, scratch: linear, hooks: OptionalHooks::Some(hooks) };
                 run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)?;
             }
             Some(records) => {
@@ -200,7 +199,7 @@ impl CudaModel {
                 let stream = device.stream().clone();
                 device.tables = Tables::Written;
                 let stepped = records.step(&stream, shape, || {
-                    let mut base = CoBatchedCuda { layers, scratch: linear, company: OptionalHooks::None };
+                    let mut base = CoBatchedCuda { layers, scratch: linear, hooks: OptionalHooks::None };
                     run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)
                 });
                 device.tables = Tables::Write;
@@ -334,13 +333,13 @@ impl ForwardPass for CudaModel {
         error.is_out_of_memory()
     }
 
-    fn forward_in_company(
+    fn forward_with_hooks(
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn PassHooks,
+        hooks: &mut dyn PassHooks,
     ) -> Result<(), CudaError> {
-        let computed = self.compute(batch, logits, company);
+        let computed = self.compute(batch, logits, hooks);
         self.note(computed)
     }
 

@@ -46,7 +46,7 @@ impl CudaWeights {
     }
 }
 
-struct ModularFacts {
+struct ModularParameters {
     ring: Option<ModularSite>,
     /// Units of the scales of its matrices.
     units: Vec<f32>,
@@ -61,7 +61,7 @@ fn tensors(config: &ModelConfig, site: SiteId) -> Vec<TensorId> {
 }
 
 /// Packs the matrices of a site as the CPU does, computes the commitment and drops them.
-fn promise(source: &dyn WeightSource, tensors: &[TensorId]) -> Result<ModularFacts, WeightsError> {
+fn promise(source: &dyn WeightSource, tensors: &[TensorId]) -> Result<ModularParameters, WeightsError> {
     let (mut matrices, mut units) = (Vec::new(), Vec::new());
     for &id in tensors {
         let tensor = read_matrix(source, id)?;
@@ -73,5 +73,5 @@ fn promise(source: &dyn WeightSource, tensors: &[TensorId]) -> Result<ModularFac
         drop(tensor);
         source.release(id);
     }
-    Ok(ModularFacts { ring: ring_site(&matrices.iter().collect::<Vec<_>>()), units })
+    Ok(ModularParameters { ring: ring_site(&matrices.iter().collect::<Vec<_>>()), units })
 }

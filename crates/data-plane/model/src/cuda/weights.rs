@@ -55,7 +55,7 @@ impl CudaWeights {
         source: &(dyn WeightSource + Sync),
         cuda: &Arc<Cuda>,
         threads: usize,
-        told: ProgressCallback<'_>,
+        on_progress: ProgressCallback<'_>,
     ) -> Result<Self, CudaModelError> {
         let config = source.config();
         let ids = matrices(config);
@@ -64,7 +64,7 @@ impl CudaWeights {
         // Many threads read or generate tensors, but there is only one link to the device.
         let (uploader, stream) = (Mutex::new(WeightUploader::new(cuda)?), CudaStream::new(cuda)?);
         let upload = |id| upload(source, &uploader, &stream, id);
-        let loaded = pack_all(&ids, elements, threads, told, |_, &id| upload(id))?;
+        let loaded = pack_all(&ids, elements, threads, on_progress, |_, &id| upload(id))?;
         uploader.into_inner().unwrap_or_else(PoisonError::into_inner).finish()?;
         stream.synchronize()?;
         let kind = activation_kind(source);

@@ -49,7 +49,7 @@ pub trait Device {
     /// There is no memory.
     fn reshape(
         &mut self,
-        room: ScratchBuffer<'_, Self>,
+        buffer: ScratchBuffer<'_, Self>,
         rows: usize,
         width: usize,
     ) -> Result<(), Self::Error>;

@@ -88,18 +88,18 @@ pub trait ForwardPass {
         batch: &[SequenceSlice<'_, Self::Adapter>],
         logits: &mut Vec<f32>,
     ) -> Result<(), Self::Error> {
-        self.forward_in_company(batch, logits, &mut NoHooks)
+        self.forward_with_hooks(batch, logits, &mut NoHooks)
     }
 
     /// Runs `batch` like [`forward`](Self::forward), and lets calls of split clients join at their sites.
     ///
     /// # Errors
     /// The device fails.
-    fn forward_in_company(
+    fn forward_with_hooks(
         &mut self,
         batch: &[SequenceSlice<'_, Self::Adapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn PassHooks,
+        hooks: &mut dyn PassHooks,
     ) -> Result<(), Self::Error>;
 
     /// Returns the bytes of a KV block, as [`read_block`](Self::read_block) copies them.

@@ -229,10 +229,10 @@ impl LinearFiles {
     pub(crate) fn pack(
         &self,
         threads: usize,
-        told: ProgressCallback<'_>,
+        on_progress: ProgressCallback<'_>,
     ) -> Result<SiteWeights, SiteModelError> {
         let elements = |layer: &Layer| self.shape(layer).iter().map(|&size| size as u64).product();
-        let packed = pack_all(&self.layers, elements, threads, told, |arena, layer| {
+        let packed = pack_all(&self.layers, elements, threads, on_progress, |arena, layer| {
             self.pack_layer(arena, layer).map(|linear| vec![linear])
         })?;
         Ok(SiteWeights::new(packed, None))

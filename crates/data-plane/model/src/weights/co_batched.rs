@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct CoBatchedLayers<'a, L> {
     pub(crate) layers: &'a mut L,
     pub(crate) path: SitePath,
-    pub(crate) company: &'a mut dyn PassHooks,
+    pub(crate) hooks: &'a mut dyn PassHooks,
     /// Outputs of the pass's own and joined rows, kept between passes.
     pub(crate) together: &'a mut Vec<f32>,
 }
@@ -35,11 +35,11 @@ impl<L: HostLayers> CoBatchedLayers<'_, L> {
             self.together.resize(rows * outputs, 0.0);
         }
         let together = &mut self.together[..rows * outputs];
-        self.layers.evaluate(compute, call, x, together, &mut |wait| self.company.while_waiting(wait))?;
+        self.layers.evaluate(compute, call, x, together, &mut |wait| self.hooks.while_waiting(wait))?;
         x.truncate(own);
         let (ours, theirs) = together.split_at(own * outputs);
         out[..ours.len()].copy_from_slice(ours);
-        self.company.part(theirs);
+        self.hooks.part(theirs);
         Ok(())
     }
 }
@@ -57,13 +57,12 @@ impl<L: HostLayers> BaseLayers<Compute> for CoBatchedLayers<'_, L> {
     ) -> Result<(), L::Error> {
         let site = SiteId::of(self.layers.config(), layer, group);
         let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
-        self.company
-            .before_site(site, &mut BorrowedSites { layers: &mut *self.layers, compute: &mut *device });
+        self.hooks.before_site(site, &mut BorrowedSites { layers: &mut *self.layers, compute: &mut *device });
         let own = x.rows();
-        let joined = self.company.join(call, x);
-        assert_eq!(x.rows(), own + joined, "company appends as many rows as it says");
+        let joined = self.hooks.join(call, x);
+        assert_eq!(x.rows(), own + joined, "hooks append as many rows as they say");
         if joined == 0 {
-            self.layers.evaluate(device, call, x, out, &mut |wait| self.company.while_waiting(wait))
+            self.layers.evaluate(device, call, x, out, &mut |wait| self.hooks.while_waiting(wait))
         } else {
             self.evaluate_together(device, call, x, own, out)
         }

@@ -93,7 +93,7 @@ pub(crate) fn evaluate(
 ) {
     assert_ne!(call.op, SiteOp::Forward, "a bias is no whole number");
     let ring = site.ring.expect("whoever lets calls in knows which sites have a ring path");
-    let ModularRange { modulus, .. } = site.ring_room(call.op).expect("it has room");
+    let ModularRange { modulus, .. } = site.modular_range(call.op).expect("it has room");
     let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
     // The 32-bit words hold integers, and no float arithmetic touches them.
     let (x, out): (&[u8], &mut [u8]) = (bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out));

@@ -30,7 +30,7 @@ pub(crate) fn pack_all<J: Sync, T: Send, E: Send>(
     jobs: &[J],
     elements: impl Fn(&J) -> u64 + Sync,
     threads: usize,
-    told: ProgressCallback<'_>,
+    on_progress: ProgressCallback<'_>,
     pack: impl Fn(&Arena, &J) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
     let total = jobs.iter().map(&elements).fold(0, u64::saturating_add);
@@ -47,7 +47,7 @@ pub(crate) fn pack_all<J: Sync, T: Send, E: Send>(
                     results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
                     let elements = elements(job);
                     let done = done.fetch_add(elements, Ordering::Relaxed) + elements;
-                    told(LoadProgress { done, total });
+                    on_progress(LoadProgress { done, total });
                 }
             });
         }

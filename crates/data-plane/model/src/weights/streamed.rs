@@ -78,7 +78,7 @@ pub struct StreamOptions {
     /// Amount of reading ahead.
     pub readahead: Readahead,
     /// Simulated disk speed in bytes per second, for measurements.
-    pub pace: Option<NonZeroU64>,
+    pub bytes_per_s: Option<NonZeroU64>,
 }
 
 /// Reasons why a base cannot be streamed.
@@ -121,13 +121,13 @@ pub struct StreamedLayers {
     /// Matrices of each pinned layer chunk.
     pinned: Vec<Option<Vec<PackedMatrix>>>,
     window: Option<DoubleBuffer>,
-    figures: Arc<WeightStreamStats>,
+    stats: Arc<WeightStreamStats>,
     bytes: usize,
 }
 
 impl StreamedLayers {
     /// Opens the file of packed weights of `source`, with the identity `base`, or makes it with `threads`
-    /// threads that report progress to `told`; pins as many chunks as fit.
+    /// threads that report progress to `on_progress`; pins as many chunks as fit.
     ///
     /// # Errors
     /// The bound is too small, the file cannot be made or read, or memory runs out.
@@ -136,27 +136,29 @@ impl StreamedLayers {
         base: &[u8; 32],
         options: &StreamOptions,
         threads: usize,
-        told: ProgressCallback<'_>,
+        on_progress: ProgressCallback<'_>,
     ) -> Result<Self, StreamError> {
         let plan = PinPlan::of(source, options.bound_bytes)?;
         let key = blake3::derive_key(KEY_CONTEXT, &[*base, options.program].concat());
-        let file = PackedFile::open_or_make(&options.path, &key, source, threads, told)?;
+        let file = PackedFile::open_or_make(&options.path, &key, source, threads, on_progress)?;
         let file = Arc::new(file);
         let mut pinned: Vec<_> = file.layout().floors.iter().map(|_| None).collect();
         for (floor, matrices) in pin(&file, &plan)? {
             pinned[floor] = Some(matrices);
         }
         let streamed: Vec<usize> = (0..pinned.len()).filter(|&floor| pinned[floor].is_none()).collect();
-        let figures = Arc::new(WeightStreamStats::default());
+        let stats = Arc::new(WeightStreamStats::default());
         let window = match streamed.is_empty() {
             true => None,
-            false => Some(DoubleBuffer::new(&file, &figures, streamed, options.readahead, options.pace)?),
+            false => {
+                Some(DoubleBuffer::new(&file, &stats, streamed, options.readahead, options.bytes_per_s)?)
+            }
         };
         let config = source.config().clone();
         let (mut sites, biases) = sites(source, &file)?;
         let groups: Vec<LinearGroup> = model_groups(&config).map(|(_, group)| group).collect();
         Precision::default().apply(&mut sites, &groups);
-        Ok(Self { sites, groups, biases, config, file, pinned, window, figures, bytes: plan.bytes })
+        Ok(Self { sites, groups, biases, config, file, pinned, window, stats, bytes: plan.bytes })
     }
 
     /// Returns shared handles of the pinned weights: the leading blocks up to the first missing one, and the
@@ -272,7 +274,7 @@ impl HostLayers for StreamedLayers {
             evaluate(compute, site, call, x, &parts, from, out);
             // Only the head spans several chunks, and it is a single matrix.
             (from, first_row) = (SumFrom::Out, column);
-            self.figures.add_computed(floor, begun);
+            self.stats.add_computed(floor, begun);
         }
         Ok(())
     }
@@ -303,7 +305,7 @@ impl HostLayers for StreamedLayers {
     }
 
     fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
-        Some(Arc::clone(&self.figures))
+        Some(Arc::clone(&self.stats))
     }
 }
 
@@ -317,19 +319,19 @@ impl StreamedLayers {
     ) -> Result<(), WeightReadError> {
         let layout = self.file.layout();
         let (part, pages) = layout.embedding_grain(token);
-        let mut room = match slab.take() {
+        let mut buffer = match slab.take() {
             Some(slab) => slab,
             None => PageSlab::new(layout.grain_bytes()).map_err(|source| self.file.unreadable(source))?,
         };
         let begun = Instant::now();
-        let into = room.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
+        let into = buffer.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
         let (first, parts) = (part.rows.start, [part]);
-        self.figures.waiting(|| self.file.load(&pages, &parts, into))?;
-        self.figures.add_read(layout::bytes_of(&pages) as u64, begun);
-        let matrices = self.file.matrices(&pages, &parts, &room, 0);
+        self.stats.waiting(|| self.file.load(&pages, &parts, into))?;
+        self.stats.add_read(layout::bytes_of(&pages) as u64, begun);
+        let matrices = self.file.matrices(&pages, &parts, &buffer, 0);
         matrices[0].read_row(token - first, row);
         drop(matrices);
-        *slab = Some(room);
+        *slab = Some(buffer);
         Ok(())
     }
 }

@@ -3,10 +3,10 @@
 //! `HOLOBIONT_REQUIRE_CUDA=1`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod company;
 mod golden;
 #[path = "../golden_support/mod.rs"]
 mod golden_support;
+mod pass_hooks;
 mod ring;
 mod shortage;
 mod steps;

@@ -71,15 +71,20 @@ fn of_a_base_that_comes_from_a_disk_what_is_pinned_gives_the_same_bits_and_the_r
     let directory = tempfile::tempdir().unwrap();
     let open_with = |bound_bytes| {
         let path = directory.path().join("weights.packed");
-        let stream =
-            StreamOptions { path, program: [7; 32], bound_bytes, readahead: Readahead::Next, pace: None };
+        let stream = StreamOptions {
+            path,
+            program: [7; 32],
+            bound_bytes,
+            readahead: Readahead::Next,
+            bytes_per_s: None,
+        };
         LoadedWeights::open(&*source, Some((&[1; 32], &stream)), 2, &|_| {})
     };
     let (mut refused, mut shared) = (0, 0);
     for bound in (1..200).map(|part| part * (32 << 10)) {
         // Another test covers bounds that are too small.
         let Ok(weights) = open_with(bound) else { continue };
-        let (base, figures) = (weights.shared(), weights.sweep_bytes());
+        let (base, sweep_bytes) = (weights.shared(), weights.sweep_bytes());
         let ids = [3, 5, 200];
         match first(&base, layers, Some(&ids)) {
             Ok(logits) => {
@@ -87,7 +92,7 @@ fn of_a_base_that_comes_from_a_disk_what_is_pinned_gives_the_same_bits_and_the_r
                 shared += 1;
             }
             Err(FirstLayersError::NotInMemory { wanted, in_memory }) => {
-                assert!(wanted == layers && in_memory < layers && figures > 0);
+                assert!(wanted == layers && in_memory < layers && sweep_bytes > 0);
                 refused += 1;
             }
             Err(FirstLayersError::NoEnd(_)) => refused += 1,

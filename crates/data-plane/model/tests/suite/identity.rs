@@ -57,7 +57,7 @@ fn every_tensor_of_an_unknown_architecture_counts_too() {
     fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
     let identity = |entries: &[_]| {
         fs::write(directory.path().join("model.safetensors"), safetensors(entries)).unwrap();
-        SiteModel::open(directory.path(), &[]).unwrap().facts().identity
+        SiteModel::open(directory.path(), &[]).unwrap().info().identity
     };
     let entries = tiny_entries(&BIASED);
     let original = identity(&entries);

@@ -121,7 +121,7 @@ fn evaluate(base: &mut impl EvaluateSites, call: SiteCall, x: &[f32]) -> Vec<f32
 
 /// Evaluates rows of words on the ring path; the result is signed.
 fn through(base: &mut impl EvaluateSites, call: SiteCall, x: &[u64]) -> Vec<u64> {
-    let modulus = base.sites()[call.site.0 as usize].ring_room(call.op).unwrap().modulus;
+    let modulus = base.sites()[call.site.0 as usize].modular_range(call.op).unwrap().modulus;
     let bytes: Vec<u8> =
         x.iter().flat_map(|word| word.to_le_bytes().into_iter().take(modulus.bytes())).collect();
     let packed: Vec<f32> = bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
@@ -186,7 +186,7 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
                     }
                 };
                 let x = numbers(width, 1 + site);
-                let ModularRange { bits, .. } = model.sites()[site].ring_room(op).unwrap();
+                let ModularRange { bits, .. } = model.sites()[site].modular_range(op).unwrap();
                 let (x_whole, exponent) = whole(&x, bits);
                 let found = through(&mut model, call(site, op, SitePath::Ring), &x_whole);
                 let linear = evaluate(&mut model, call(site, op, SitePath::Linear), &x);
@@ -243,7 +243,7 @@ fn a_row_has_the_same_words_in_any_batch_with_any_threads_and_instructions_and_b
                 sums.iter_mut().zip(back).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
                 column += of.rows;
             }
-            let modulus = shape.ring_room(SiteOp::Backward).unwrap().modulus;
+            let modulus = shape.modular_range(SiteOp::Backward).unwrap().modulus;
             sums.iter_mut().for_each(|sum| *sum = signed(modulus, *sum));
             assert!(sums == back, "{name}, {site}: parts of gradients");
         }
@@ -260,7 +260,7 @@ fn what_is_added_to_a_row_comes_off_again_to_the_last_bit() {
         let (x, pad) = (words(width, 5), words(width, 6));
         let masked: Vec<u64> = x.iter().zip(&pad).map(|(x, pad)| x.wrapping_add(*pad)).collect();
         let [plain, pad, masked] = [x, pad, masked].map(|x| through(&mut model, call, &x));
-        let modulus = model.sites()[0].ring_room(op).unwrap().modulus;
+        let modulus = model.sites()[0].modular_range(op).unwrap().modulus;
         let off = masked.iter().zip(&pad).map(|(sum, pad)| signed(modulus, sum.wrapping_sub(*pad)));
         let off: Vec<u64> = off.collect();
         assert_eq!(off, plain);
@@ -353,15 +353,15 @@ fn a_base_of_an_unknown_architecture_has_it_and_a_weight_beyond_its_range_takes_
 
 #[test]
 fn weights_leave_as_many_bits_as_no_answer_wraps_around_with() {
-    let room = |l1, is_even| ModularRange::new(l1, is_even).map(|room| (room.modulus.bits(), room.bits));
+    let range = |l1, is_even| ModularRange::new(l1, is_even).map(|range| (range.modulus.bits(), range.bits));
     let narrow = [(0, 30), (1, 30), (1 << 16, 30), ((1 << 16) + 1, 29), (1 << 28, 18)];
     for (l1, wanted) in narrow {
-        assert_eq!(room(l1, true), Some((48, wanted)), "{l1}");
-        assert_eq!(room(l1, false), Some((64, 30)), "{l1}: rows that are no whole words otherwise");
+        assert_eq!(range(l1, true), Some((48, wanted)), "{l1}");
+        assert_eq!(range(l1, false), Some((64, 30)), "{l1}: rows that are no whole words otherwise");
     }
     let wide = [((1 << 28) + 1, 30), (1 << 32, 30), ((1 << 32) + 1, 29), (1 << 40, 22), (1 << 50, 12)];
     for (l1, wanted) in wide {
-        assert_eq!([true, false].map(|is_even| room(l1, is_even)), [Some((64, wanted)); 2], "{l1}");
+        assert_eq!([true, false].map(|is_even| range(l1, is_even)), [Some((64, wanted)); 2], "{l1}");
     }
-    assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(|l1| room(l1, true)), [None; 3]);
+    assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(|l1| range(l1, true)), [None; 3]);
 }

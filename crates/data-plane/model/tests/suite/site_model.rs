@@ -125,7 +125,7 @@ fn gpt2_stores_its_matrices_the_other_way_round_and_its_head_is_the_embedding() 
         .collect();
     assert_eq!(names(&model), expected);
     assert!(model.numerics() == BaseNumerics::Exact && model.sites().iter().all(|site| site.fast_is_linear));
-    assert_eq!((model.facts().architecture.as_str(), model.facts().context_length), ("gpt2", None));
+    assert_eq!((model.info().architecture.as_str(), model.info().context_length), ("gpt2", None));
     let stored = |layer: usize, seed: usize, shape: [usize; 2]| {
         transposed(&numbers(shape[0] * shape[1], 10 * layer + seed), shape)
     };
@@ -185,7 +185,7 @@ fn gemma_in_16_bits_is_served_and_a_tied_head_that_is_stored_once_more_is_ignore
     config["tie_word_embeddings"] = json!(true);
     let mut tied = open_with(&config, &entries).unwrap();
     agrees(&mut tied, "lm_head", &numbers(80, 5), None, 1e-2);
-    assert_ne!(stored.facts().identity, tied.facts().identity);
+    assert_ne!(stored.info().identity, tied.info().identity);
 }
 
 #[test]
@@ -238,10 +238,10 @@ fn a_known_architecture_is_served_by_groups_with_the_bits_of_the_resident_engine
         let mut resident = ResidentModel::new(LoadedWeights::load(&*source, 1).unwrap(), &options).unwrap();
         let mut model = SiteModel::open(path, &[0, 0]).unwrap();
         assert_eq!(model.sites(), resident.sites());
-        let facts = model.facts().clone();
-        assert_eq!(facts.identity, identity::of_model(path).unwrap());
-        assert_eq!(facts.name, path.file_name().unwrap().to_str().unwrap());
-        assert_eq!((facts.architecture.as_str(), facts.context_length), ("llama", Some(128)));
+        let info = model.info().clone();
+        assert_eq!(info.identity, identity::of_model(path).unwrap());
+        assert_eq!(info.name, path.file_name().unwrap().to_str().unwrap());
+        assert_eq!((info.architecture.as_str(), info.context_length), ("llama", Some(128)));
         for site in 0..9 {
             let x = numbers(2 * model.sites()[site].columns, site);
             let bits = |values: Vec<f32>| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
@@ -258,7 +258,7 @@ fn an_option_that_the_resident_engine_lacks_makes_every_layer_a_site() {
     config["hidden_act"] = json!("gelu");
     let model = open_with(&config, &tiny_entries(&[])).unwrap();
     assert_eq!(names(&model).len(), 2 * 7 + 1);
-    assert_eq!(model.facts().architecture, "llama");
+    assert_eq!(model.info().architecture, "llama");
     // A broken file is rejected even if parts of it would be usable.
     assert_says(open_with(&tiny_json(), &tiny_entries(&[])[1..]), &["model.embed_tokens.weight", "missing"]);
 }
@@ -279,7 +279,7 @@ fn a_sharded_model_is_served_whole_and_always_in_the_same_order() {
     let (sharded, whole) =
         (SiteModel::open(directory.path(), &[]).unwrap(), open_with(&config, &entries).unwrap());
     assert_eq!(sharded.sites(), whole.sites());
-    assert_eq!(sharded.facts().identity, whole.facts().identity);
+    assert_eq!(sharded.info().identity, whole.info().identity);
     assert_eq!(sharded.bytes(), whole.bytes());
 }
 

@@ -276,7 +276,7 @@ fn same_in_company(model: &Path, adapter_directory: &Path) {
             let (mut alone, mut together) = (Vec::new(), Vec::new());
             model.forward(&batch(&tokens, &blocks, adapter, wanted), &mut alone);
             let mut guests = RowJoiningHooks::of(&model, 5);
-            model.forward_in_company(&batch(&tokens, &blocks, adapter, wanted), &mut together, &mut guests);
+            model.forward_with_hooks(&batch(&tokens, &blocks, adapter, wanted), &mut together, &mut guests);
             assert_eq!(bits(&alone), bits(&together), "{name}");
             // Experts without any row are not evaluated.
             let asked = guests.asked.iter().map(|call| call.site);
@@ -322,7 +322,7 @@ fn a_pass_in_which_nobody_joins_asks_at_every_site_in_order() {
     let mut guests = RowJoiningHooks { rows: 0, ..RowJoiningHooks::of(&model, 0) };
     let mut logits = Vec::new();
     let one = batch(&[1], &[BlockId(0)], None, LogitRows::None);
-    model.forward_in_company(&one, &mut logits, &mut guests);
+    model.forward_with_hooks(&one, &mut logits, &mut guests);
     let config = model.config();
     let groups = model_groups(config).filter(|(_, group)| *group != LinearGroup::Head);
     let expected: Vec<SiteId> = groups.map(|(layer, group)| SiteId::of(config, layer, group)).collect();

@@ -42,7 +42,7 @@ fn resident(source: &StreamedSource) -> ResidentModel {
 
 fn stream(directory: &Path, bound_bytes: u64) -> StreamOptions {
     let path = directory.join("weights.packed");
-    StreamOptions { path, program: [7; 32], bound_bytes, readahead: Readahead::Next, pace: None }
+    StreamOptions { path, program: [7; 32], bound_bytes, readahead: Readahead::Next, bytes_per_s: None }
 }
 
 fn open_streamed(
@@ -259,19 +259,19 @@ fn a_pass_reads_what_is_not_pinned_once_and_rows_of_the_embedding() {
     let (sweep, half) = (swept(least), swept(least + (1 << 20)));
     assert!(half < sweep && sweep > 2 << 20, "{half} of {sweep} bytes");
     let mut model = streamed(&source, &stream(directory.path(), least));
-    let figures = model.sweep_figures().unwrap();
+    let stats = model.sweep_figures().unwrap();
     let (passes, tokens) = (5, 34 - 17 + 17 + 6);
     talk(&mut model, &[None]).unwrap();
     // A grain of 64 rows for each token of the four sequences; and the next read may have begun.
     let grain = 64 * (256 + 16) + 2 * 4096;
-    let read = figures.read_bytes();
+    let read = stats.read_bytes();
     let most = passes * sweep + 4 * tokens * grain + 2 * sweep / 3;
     assert!(
         read >= passes * sweep && read <= most,
         "{read} bytes in {passes} passes of {sweep}, at most {most}"
     );
-    assert!(figures.waited() <= figures.read_time() + std::time::Duration::from_secs(1));
-    assert!(figures.computed().as_nanos() > 0);
+    assert!(stats.waited() <= stats.read_time() + std::time::Duration::from_secs(1));
+    assert!(stats.computed().as_nanos() > 0);
 }
 
 /// Changes a byte near the end of a file: of the token embedding, or of the head.

@@ -318,7 +318,7 @@ fn plan_event(
             layers: *layers as u64,
             tokens: if shortlist.is_empty() { sizes.vocabulary as u64 } else { shortlist.len() as u64 },
         };
-    let mut told = control_protocol::training::TrainingPlan {
+    let mut summary = control_protocol::training::TrainingPlan {
         examples: course.learned().len() as u64,
         held_out: course.held_out().len() as u64,
         tokens: course.learned().tokens() as u64,
@@ -340,11 +340,11 @@ fn plan_event(
         ..control_protocol::training::TrainingPlan::default()
     };
     if let AdapterSpec::Lora { rank, alpha, .. } = shape {
-        (told.rank, told.alpha) = (Some(*rank as u64), Some(*alpha));
-        told.dropout = (plan.dropout > 0.0).then_some(plan.dropout);
+        (summary.rank, summary.alpha) = (Some(*rank as u64), Some(*alpha));
+        summary.dropout = (plan.dropout > 0.0).then_some(plan.dropout);
     }
     if let AdapterSpec::Lora { targets, .. } | AdapterSpec::Ia3 { targets } = shape {
-        told.targets = targets.iter().map(ToString::to_string).collect();
+        summary.targets = targets.iter().map(ToString::to_string).collect();
     }
-    TrainingEvent::Plan(told)
+    TrainingEvent::Plan(summary)
 }

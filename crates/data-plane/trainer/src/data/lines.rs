@@ -90,8 +90,8 @@ impl<R: Read> DataLines<R> {
             self.hasher.update(piece);
             read_bytes += length;
             // The end of the line and a byte order mark do not count towards the limit.
-            let room = self.limit_bytes + BYTE_ORDER_MARK.len() + 2 - self.line.len();
-            self.line.extend_from_slice(&piece[..length.min(room)]);
+            let left = self.limit_bytes + BYTE_ORDER_MARK.len() + 2 - self.line.len();
+            self.line.extend_from_slice(&piece[..length.min(left)]);
             self.file.consume(length);
             if is_last {
                 break;

@@ -2,7 +2,7 @@
 
 use control_protocol::training::{LearningRateCurve, LearningRatePoint, StepReport, TrainingEvent};
 
-use super::{JobError, JobListener, JobPace, TrainingJob};
+use super::{JobError, JobListener, JobThroughput, TrainingJob};
 use crate::{
     batch_sampler::Batches,
     step::{TrainState, TrainStepError, microbatch_pool::BorrowedBase},
@@ -36,7 +36,7 @@ impl TrainingJob {
     ) -> Result<Option<LearningRateCurve>, JobError<B::Error>> {
         let steps = self.plan.max_steps.unwrap_or(USUAL_RATES);
         let batches = Batches::new(self.course.learned.len(), self.plan.batch_size, u64::MAX, self.plan.seed);
-        let (mut pace, mut sweep) = (JobPace::at(0), Sweep::default());
+        let (mut throughput, mut sweep) = (JobThroughput::at(0), Sweep::default());
         for (number, batch) in (0..steps).zip(batches) {
             if listener.wants_stop() {
                 return Ok(None);
@@ -51,7 +51,7 @@ impl TrainingJob {
             listener.hear(&TrainingEvent::Step(StepReport {
                 learning_rate,
                 lines: self.course.learned.lines(&batch),
-                ..pace.report(number + 1, steps, outcome)
+                ..throughput.report(number + 1, steps, outcome)
             }))?;
             if sweep.has_diverged() {
                 break;

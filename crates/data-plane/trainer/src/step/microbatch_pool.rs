@@ -97,12 +97,12 @@ impl<B> MicrobatchWorker<B> {
     ) -> Vec<(usize, Result<T, E>)> {
         self.pin();
         let mut done = Vec::new();
-        while let Some(TakenMicrobatch { number, part, room }) = queue.take() {
+        while let Some(TakenMicrobatch { number, part, permit }) = queue.take() {
             let came = work(&mut self.trainer, part);
             if came.is_err() {
                 queue.stop();
             }
-            drop(room);
+            drop(permit);
             done.push((number, came));
         }
         done
@@ -146,7 +146,7 @@ struct MicrobatchState<P> {
 struct TakenMicrobatch<'q, P> {
     number: usize,
     part: P,
-    room: RowPermit<'q, P>,
+    permit: RowPermit<'q, P>,
 }
 
 /// Rows under way, until this is dropped.
@@ -189,7 +189,7 @@ impl<P: RowCount> MicrobatchQueue<P> {
             if state.rows + rows <= KEPT_ROWS {
                 state.rows += rows;
                 let (number, part) = state.waiting.pop_front()?;
-                return Some(TakenMicrobatch { number, part, room: RowPermit { queue: self, rows } });
+                return Some(TakenMicrobatch { number, part, permit: RowPermit { queue: self, rows } });
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -227,7 +227,7 @@ mod tests {
         let parts = [512, 500, 3, 600, 512, 513, 7, 5000, 5001, 1, 511, 512, 512];
         let (queue, under_way) = (MicrobatchQueue::of(parts), Mutex::new(0));
         let work = || {
-            while let Some(TakenMicrobatch { part, room, .. }) = queue.take() {
+            while let Some(TakenMicrobatch { part, permit, .. }) = queue.take() {
                 let now = {
                     let mut rows = under_way.lock().unwrap();
                     *rows += part;
@@ -236,7 +236,7 @@ mod tests {
                 assert!(if part > BATCH_ROWS { now == part } else { now <= KEPT_ROWS }, "{part} of {now}");
                 thread::yield_now();
                 *under_way.lock().unwrap() -= part;
-                drop(room);
+                drop(permit);
             }
         };
         thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(work))));

@@ -92,10 +92,10 @@ impl Drop for StagedDirectory {
 pub(super) async fn serve(
     mut stream: TlsStream<TcpStream>,
     files: &[StagedFile],
-    door: &GatewayAccess,
+    access: &GatewayAccess,
     patience: Duration,
 ) -> io::Result<()> {
-    match receive_files(&mut stream, files, door, patience).await {
+    match receive_files(&mut stream, files, access, patience).await {
         Ok(place) => {
             reply(&mut stream, &RemoteReply::Lent(place.path(files))).await?;
             // The gateway sends no more: the end of the connection ends the lending.
@@ -113,11 +113,11 @@ pub(super) async fn serve(
 async fn receive_files(
     stream: &mut TlsStream<TcpStream>,
     files: &[StagedFile],
-    door: &GatewayAccess,
+    access: &GatewayAccess,
     patience: Duration,
 ) -> Result<StagedDirectory, StagingError> {
-    check(files, door.max_file_bytes)?;
-    let place = StagedDirectory::below(&door.lent).map_err(StagingError::Disk)?;
+    check(files, access.max_file_bytes)?;
+    let place = StagedDirectory::below(&access.lent).map_err(StagingError::Disk)?;
     reply(stream, &RemoteReply::Admitted).await.map_err(StagingError::Cut)?;
     let mut hasher = blake3::Hasher::new();
     for file in files {

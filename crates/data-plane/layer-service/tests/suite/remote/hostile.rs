@@ -181,7 +181,7 @@ fn who_takes_no_answers_is_let_go_and_nobody_waits_for_it() {
             }
         }
     });
-    while house.registry.figures().open == 2 {
+    while house.registry.stats().open == 2 {
         bob.call(4, 1.0).unwrap();
     }
     writer.join().unwrap();

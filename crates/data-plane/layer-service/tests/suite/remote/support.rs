@@ -187,8 +187,8 @@ pub(super) struct RemoteServerFixture {
     pub(super) authority: Authority,
     pub(super) registry: Registry,
     directory: tempfile::TempDir,
-    door: Option<RemoteServer>,
-    hub: Option<JoinHandle<()>>,
+    server: Option<RemoteServer>,
+    dispatcher: Option<JoinHandle<()>>,
     has_ended: Arc<AtomicBool>,
 }
 
@@ -235,18 +235,25 @@ impl RemoteServerFixture {
             authenticator: Arc::new(authenticator),
             max_frame_bytes,
         };
-        let door = RemoteServer::open(settings, parts)?;
+        let server = RemoteServer::open(settings, parts)?;
         let has_ended = Arc::new(AtomicBool::new(false));
         let layers = LayerSettings { quotas, ..LayerSettings::default() };
         let sites = ScalingSite::new();
-        let hub = Dispatcher::new(&sites, layers, registry.clone(), incoming, Box::new(SystemClock));
+        let dispatcher = Dispatcher::new(&sites, layers, registry.clone(), incoming, Box::new(SystemClock));
         let end = Arc::clone(&has_ended);
-        let hub = std::thread::spawn(move || compute(hub, sites, &end));
-        Ok(Self { authority, registry, directory, door: Some(door), hub: Some(hub), has_ended })
+        let dispatcher = std::thread::spawn(move || compute(dispatcher, sites, &end));
+        Ok(Self {
+            authority,
+            registry,
+            directory,
+            server: Some(server),
+            dispatcher: Some(dispatcher),
+            has_ended,
+        })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.door.as_ref().and_then(RemoteServer::address).unwrap()
+        self.server.as_ref().and_then(RemoteServer::address).unwrap()
     }
 
     pub(super) fn private_socket(&self) -> PathBuf {
@@ -304,12 +311,8 @@ impl RemoteServerFixture {
 
     pub(super) fn await_sessions(&self, count: u64) {
         let until = Instant::now() + WATCHDOG;
-        while u64::from(self.registry.figures().open) != count {
-            assert!(
-                Instant::now() < until,
-                "{} sessions are open, not {count}",
-                self.registry.figures().open
-            );
+        while u64::from(self.registry.stats().open) != count {
+            assert!(Instant::now() < until, "{} sessions are open, not {count}", self.registry.stats().open);
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -317,19 +320,19 @@ impl RemoteServerFixture {
 
 impl Drop for RemoteServerFixture {
     fn drop(&mut self) {
-        drop(self.door.take());
+        drop(self.server.take());
         self.has_ended.store(true, Ordering::Relaxed);
-        if let Some(hub) = self.hub.take() {
-            hub.join().unwrap();
+        if let Some(dispatcher) = self.dispatcher.take() {
+            dispatcher.join().unwrap();
         }
     }
 }
 
-fn compute(mut hub: Dispatcher, mut base: ScalingSite, has_ended: &AtomicBool) {
+fn compute(mut dispatcher: Dispatcher, mut base: ScalingSite, has_ended: &AtomicBool) {
     while !has_ended.load(Ordering::Relaxed) {
-        hub.poll();
-        if hub.run_due(&mut base).rows == 0 {
-            hub.wait(Some(Instant::now() + Duration::from_millis(20)));
+        dispatcher.poll();
+        if dispatcher.run_due(&mut base).rows == 0 {
+            dispatcher.wait(Some(Instant::now() + Duration::from_millis(20)));
         }
     }
 }

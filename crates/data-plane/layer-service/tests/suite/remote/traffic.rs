@@ -92,7 +92,7 @@ fn a_session_says_what_it_used_and_refuses_what_makes_no_sense_in_it() {
     let mut client = house.client(ALICE);
     client.call(3, 1.0).unwrap();
     client.send_message(&ToLayers::GetStats).unwrap();
-    let FromLayers::Stats(stats) = client.hear().unwrap() else { panic!("no figures") };
+    let FromLayers::Stats(stats) = client.hear().unwrap() else { panic!("no stats") };
     assert_eq!((stats.calls, stats.rows[0]), (1, 3));
     client.send_message(&ToLayers::Channel(4096)).unwrap();
     let refused = client.hear().unwrap();
@@ -161,6 +161,6 @@ fn when_the_door_closes_its_sessions_and_its_socket_are_gone() {
     let mut client = house.client(ALICE);
     drop(house);
     assert!(client.is_hung_up_on() && !socket.exists());
-    assert_eq!(registry.figures().open, 0);
+    assert_eq!(registry.stats().open, 0);
     assert!(!matches!(client.event(), Ok(ZmtpEvent::Message(_))));
 }

@@ -137,7 +137,7 @@ struct LoadedChunk {
 #[derive(Debug)]
 pub(super) struct DoubleBuffer {
     file: Arc<PackedFile>,
-    figures: Arc<WeightStreamStats>,
+    stats: Arc<WeightStreamStats>,
     shared: Arc<ReaderShared>,
     reader: Option<JoinHandle<()>>,
     readahead: Readahead,
@@ -150,17 +150,17 @@ pub(super) struct DoubleBuffer {
 }
 
 impl DoubleBuffer {
-    /// Creates a buffer for the `streamed` chunks of `file`, in ascending order. With `pace`, reads take at
-    /// least as long as from a disk of that many bytes per second.
+    /// Creates a buffer for the `streamed` chunks of `file`, in ascending order. With `bytes_per_s`, reads
+    /// take at least as long as from a disk of that many bytes per second.
     ///
     /// # Errors
     /// Memory or a thread is missing.
     pub(super) fn new(
         file: &Arc<PackedFile>,
-        figures: &Arc<WeightStreamStats>,
+        stats: &Arc<WeightStreamStats>,
         streamed: Vec<usize>,
         readahead: Readahead,
-        pace: Option<NonZeroU64>,
+        bytes_per_s: Option<NonZeroU64>,
     ) -> io::Result<Self> {
         let (below, head): (Vec<usize>, Vec<usize>) =
             streamed.iter().partition(|floor| **floor < file.layout().blocks);
@@ -169,12 +169,12 @@ impl DoubleBuffer {
         let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
         let spare = (0..SLABS).map(|_| PageSlab::new(bytes)).collect::<io::Result<_>>()?;
         let shared = Arc::new(ReaderShared::default());
-        let reader = ChunkReader { file: Arc::clone(file), figures: Arc::clone(figures), pace };
+        let reader = ChunkReader { file: Arc::clone(file), stats: Arc::clone(stats), bytes_per_s };
         let desk = Arc::clone(&shared);
         let reader = thread::Builder::new().name("weights".to_owned()).spawn(move || reader.serve(&desk))?;
         Ok(Self {
             file: Arc::clone(file),
-            figures: Arc::clone(figures),
+            stats: Arc::clone(stats),
             shared,
             reader: Some(reader),
             readahead,
@@ -219,7 +219,7 @@ impl DoubleBuffer {
             if let Some(at) = self.loaded.iter().position(|loaded| loaded.floor == floor) {
                 return Ok(&self.loaded[at].matrices);
             }
-            self.figures.waiting(|| {
+            self.stats.waiting(|| {
                 meanwhile(&awaited);
                 let mut desk = shared.desk();
                 while desk.read.is_empty() && !desk.is_closed {
@@ -331,8 +331,8 @@ impl Drop for DoubleBuffer {
 
 struct ChunkReader {
     file: Arc<PackedFile>,
-    figures: Arc<WeightStreamStats>,
-    pace: Option<NonZeroU64>,
+    stats: Arc<WeightStreamStats>,
+    bytes_per_s: Option<NonZeroU64>,
 }
 
 impl ChunkReader {
@@ -357,11 +357,11 @@ impl ChunkReader {
             let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
             desk.reading = Some((floor, bytes, since));
             drop(desk);
-            self.figures.begin_read(since);
+            self.stats.begin_read(since);
             let outcome = self.read(floor, &mut slab, since);
             let mut desk = shared.desk();
             // The read is counted before the pass can see its result.
-            self.figures.end_read(bytes, since);
+            self.stats.end_read(bytes, since);
             desk.note(bytes, since);
             desk.read.push(ReadChunk { floor, slab, outcome });
             drop(desk);
@@ -376,8 +376,8 @@ impl ChunkReader {
             FailpointOutcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
             FailpointOutcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
         };
-        if let Some(pace) = self.pace {
-            let due = begun + Duration::from_secs_f64(floor.bytes() as f64 / pace.get() as f64);
+        if let Some(bytes_per_s) = self.bytes_per_s {
+            let due = begun + Duration::from_secs_f64(floor.bytes() as f64 / bytes_per_s.get() as f64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         outcome

@@ -147,7 +147,7 @@ impl PackedFile {
         key: &[u8; 32],
         source: &(dyn WeightSource + Sync),
         threads: usize,
-        told: ProgressCallback<'_>,
+        on_progress: ProgressCallback<'_>,
     ) -> Result<Self, MakeError> {
         let failed = |action| move |source| MakeError::Io { action, path: path.to_owned(), source };
         let lock = lock(path).map_err(failed("lock"))?;
@@ -160,7 +160,7 @@ impl PackedFile {
                 tracing::warn!(file = %path.display(), %error, "creating the file of packed weights again");
             }
         }
-        make(path, key, source, &WeightFileLayout::of(source)?, threads, told)?;
+        make(path, key, source, &WeightFileLayout::of(source)?, threads, on_progress)?;
         let file = Self::open(path, key, WeightFileLayout::of(source)?).map_err(failed("read"));
         drop(lock);
         file
@@ -321,7 +321,7 @@ fn make(
     source: &(dyn WeightSource + Sync),
     layout: &WeightFileLayout,
     threads: usize,
-    told: ProgressCallback<'_>,
+    on_progress: ProgressCallback<'_>,
 ) -> Result<(), MakeError> {
     let beside = path.with_extension("making");
     let failed = |action| {
@@ -334,7 +334,7 @@ fn make(
     let new = new.map_err(failed("create"))?;
     new.set_len(layout.end).map_err(failed("size"))?;
     let elements = |stored: &FileMatrix| elements(source.config(), stored.id);
-    let packed = pack_all(&layout.matrices, elements, threads, told, |_, stored| {
+    let packed = pack_all(&layout.matrices, elements, threads, on_progress, |_, stored| {
         pack(source, stored, &new).map_err(|error| match error {
             NotPacked::Weights(error) => MakeError::Weights(error),
             NotPacked::Io(error) => failed("write")(error),

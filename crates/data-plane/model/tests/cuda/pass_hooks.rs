@@ -100,7 +100,7 @@ fn rows_that_join_a_pass_get_their_own_and_change_nothing() {
         let (mut alone, mut together, mut guests) = (Vec::new(), Vec::new(), JoiningHooks::default());
         pass.forward(&[sequence.slice(0..12, LogitRows::Last)], &mut alone).unwrap();
         let slice = sequence.slice(0..12, LogitRows::Last);
-        pass.forward_in_company(&[slice], &mut together, &mut guests).unwrap();
+        pass.forward_with_hooks(&[slice], &mut together, &mut guests).unwrap();
         let tolerance = if name == "llama-tied" { 1e-3 } else { 0.1 };
         assert!(error(&alone, &together) <= tolerance, "{name}");
         assert_eq!(guests.answers.len(), pass.sites().len(), "{name}: every site was joined");
@@ -120,7 +120,7 @@ fn whether_a_call_joined_a_pass_or_stood_alone_is_not_seen_in_its_bits() {
         // So few rows in total that weights are read once for all of them.
         let (sequence, mut guests) = (CudaSequence::new(0, 12, None), JoiningHooks::default());
         let slice = sequence.slice(0..12, LogitRows::Last);
-        pass.forward_in_company(&[slice], &mut Vec::new(), &mut guests).unwrap();
+        pass.forward_with_hooks(&[slice], &mut Vec::new(), &mut guests).unwrap();
         assert_eq!(guests.answers.len(), pass.sites().len(), "{name}: every site was joined");
         for (call, answer) in std::mem::take(&mut guests.answers) {
             let alone = evaluate(&mut pass, call, 3);
