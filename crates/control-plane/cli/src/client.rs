@@ -358,8 +358,8 @@ mod tests {
             data: {\"choices\":[{\"text\":\"\",\"retract\":{\"characters\":2}}]}\n\n\
             data: [DONE]\n\n";
         let pieces: Vec<_> = pieces(stream).into_iter().map(Result::unwrap).collect();
-        let told = StreamDelta { provisional: " fox".to_owned(), ..StreamDelta::default() };
-        assert_eq!(pieces, [told, StreamDelta { retracted: 2, ..StreamDelta::default() }]);
+        let provisional = StreamDelta { provisional: " fox".to_owned(), ..StreamDelta::default() };
+        assert_eq!(pieces, [provisional, StreamDelta { retracted: 2, ..StreamDelta::default() }]);
     }
 
     #[test]

@@ -200,7 +200,9 @@ impl Exchange {
     /// Reserves `bytes` more held bytes; returns false if the limit is reached.
     fn reserve(&mut self, bytes: usize) -> bool {
         let Ok(bytes) = u32::try_from(bytes) else { return false };
-        let Ok(more) = Arc::clone(&self.picker.room).try_acquire_many_owned(bytes) else { return false };
+        let Ok(more) = Arc::clone(&self.picker.body_permits).try_acquire_many_owned(bytes) else {
+            return false;
+        };
         match &mut self.held {
             Some(held) => held.merge(more),
             held @ None => *held = Some(more),

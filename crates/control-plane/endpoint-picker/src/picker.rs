@@ -23,14 +23,14 @@ pub struct Picker {
     /// Maximum size of a request body, in bytes.
     pub max_body_bytes: usize,
     /// One permit per byte of body that may still be held.
-    pub(crate) room: Arc<Semaphore>,
+    pub(crate) body_permits: Arc<Semaphore>,
 }
 
 impl Picker {
     #[must_use]
     pub fn new(rules: PickRules, max_body_bytes: usize) -> Self {
-        let room = Arc::new(Semaphore::new(MAX_HELD_BYTES));
-        Self { fleet: HostFleet::new(rules), metrics: PickerMetrics::default(), max_body_bytes, room }
+        let body_permits = Arc::new(Semaphore::new(MAX_HELD_BYTES));
+        Self { fleet: HostFleet::new(rules), metrics: PickerMetrics::default(), max_body_bytes, body_permits }
     }
 
     /// Whether any host is ready by its latest report.

@@ -201,8 +201,8 @@ struct PromptPrefix {
 impl PromptPrefix {
     fn push(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
-        let room = MAX_BEGINNING_BYTES - self.beginning.len();
-        self.beginning.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let free = MAX_BEGINNING_BYTES - self.beginning.len();
+        self.beginning.extend_from_slice(&bytes[..bytes.len().min(free)]);
     }
 
     /// Puts `before` in front of the prompt.

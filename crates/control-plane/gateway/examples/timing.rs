@@ -27,7 +27,7 @@ use gateway::{
         EphemeralStorage, Labels, Record, Registry, RegistryOptions, RemoteOptions, database::Database,
         store::ContentId,
     },
-    caller::{Caller, KeyRole, Urgency},
+    caller::{Caller, KeyRole, RequestPriority},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections},
     executors::{Executors, ONLY},
     keys::{Keys, line_of},
@@ -68,8 +68,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     measure.report(case, &key_classes(), TimingExpectation::Agree, look_up);
 
     let registry = registry(directory.path()).await?;
-    let (limit, urgency) = (KeyLimit::new(None), Urgency::Online);
-    let caller = Caller { tenant: "mine".into(), role: KeyRole::User, limit, urgency };
+    let (limit, priority) = (KeyLimit::new(None), RequestPriority::Online);
+    let caller = Caller { tenant: "mine".into(), role: KeyRole::User, limit, priority };
     let lease = |name: &str| drop(black_box(registry.lease(name, &caller)));
     let case = "a name that does not exist, and another tenant's adapter";
     measure.report(case, &name_classes("theirs"), TimingExpectation::Agree, lease);

@@ -89,14 +89,14 @@ struct AdmissionShared {
     executors: Executors,
     limits: AdmissionLimits,
     background_class: ClassId,
-    desk: Mutex<QueueState>,
+    state: Mutex<QueueState>,
     /// Number of background sequences that may run now.
     background_slots: watch::Sender<usize>,
 }
 
 /// A position in the queue, given up on drop.
 struct QueueTicket<'a> {
-    turns: &'a AdmissionQueue,
+    queue: &'a AdmissionQueue,
     /// `None` once the permit was granted.
     number: Option<u64>,
 }
@@ -104,13 +104,13 @@ struct QueueTicket<'a> {
 /// The right to send one request to an executor; dropping it settles the token account.
 #[derive(Debug)]
 pub struct AdmissionPermit {
-    turns: AdmissionQueue,
+    queue: AdmissionQueue,
     principal: Principal,
     sequences: usize,
     /// Number of sequences without a first token.
     unbegun: usize,
     /// Queue entries of the sequences, until they are sent.
-    pub standing: Vec<WaitingEntry>,
+    pub waiting: Vec<WaitingEntry>,
     charged_tokens: u64,
     served_tokens: u64,
     /// True while capacity of an executor is reserved for the request.
@@ -126,13 +126,13 @@ impl AdmissionQueue {
         limits: AdmissionLimits,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let changed = Arc::clone(executors.room_changed());
+        let changed = Arc::clone(executors.capacity_changed());
         let background_class = classes.background();
-        let desk = Mutex::new(QueueState::new(limits, classes, clock));
+        let state = Mutex::new(QueueState::new(limits, classes, clock));
         let background_slots = watch::Sender::new(0);
-        let turns =
-            Self(Arc::new(AdmissionShared { executors, limits, background_class, desk, background_slots }));
-        let shared = Arc::downgrade(&turns.0);
+        let queue =
+            Self(Arc::new(AdmissionShared { executors, limits, background_class, state, background_slots }));
+        let shared = Arc::downgrade(&queue.0);
         tokio::spawn(async move {
             loop {
                 // The limit of background requests also changes with time.
@@ -141,7 +141,7 @@ impl AdmissionQueue {
                 Self(shared).dispatch();
             }
         });
-        turns
+        queue
     }
 
     /// Fails if every request of `tenant` would be refused now. Callers ask before they parse, so that a
@@ -150,8 +150,8 @@ impl AdmissionQueue {
     /// # Errors
     /// The reason of the refusal.
     pub fn check(&self, tenant: &Arc<str>) -> Result<(), QueueRefusal> {
-        let room = self.room();
-        lock(&self.0.desk).check_tenant(tenant, room)
+        let capacity = self.free_capacity();
+        lock(&self.0.state).check_tenant(tenant, capacity)
     }
 
     /// Checks whether `sequences` sequences can ever run together, before any of them is created.
@@ -159,7 +159,7 @@ impl AdmissionQueue {
     /// # Errors
     /// If `sequences` is more than executors accept.
     pub(crate) fn check_size(&self, sequences: usize) -> Result<(), QueueRefusal> {
-        state::fits(sequences, self.room())
+        state::fits(sequences, self.free_capacity())
     }
 
     /// Waits for a permit. Dropping the future leaves the queue.
@@ -170,14 +170,14 @@ impl AdmissionQueue {
         let deadline = asked.deadline;
         let is_background = asked.principal.class == self.0.background_class;
         let give_up = is_background.then(|| Instant::now() + BACKGROUND_PATIENCE);
-        let (mut place, mut turn) = self.join(&asked)?;
+        let (mut ticket, mut permit) = self.join(&asked)?;
         let mut absent = Duration::ZERO;
         loop {
             let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
-            match timeout(left.min(LOOK), &mut turn).await {
-                Ok(turn) => {
-                    place.number = None;
-                    return turn.unwrap_or(Err(QueueRefusal::Nobody));
+            match timeout(left.min(LOOK), &mut permit).await {
+                Ok(permit) => {
+                    ticket.number = None;
+                    return permit.unwrap_or(Err(QueueRefusal::Nobody));
                 }
                 Err(_) if left <= LOOK && deadline.is_some() => return Err(QueueRefusal::Late),
                 Err(_) if give_up.is_some_and(|until| Instant::now() >= until) => {
@@ -198,14 +198,14 @@ impl AdmissionQueue {
     }
 
     #[must_use]
-    pub fn figures(&self) -> Vec<TenantQueueStats> {
-        lock(&self.0.desk).figures()
+    pub fn stats(&self) -> Vec<TenantQueueStats> {
+        lock(&self.0.state).stats()
     }
 
     /// Number of waiting sequences.
     #[must_use]
     pub(crate) fn queued(&self) -> usize {
-        lock(&self.0.desk).queued()
+        lock(&self.0.state).queued()
     }
 
     fn join(
@@ -213,47 +213,47 @@ impl AdmissionQueue {
         asked: &AdmissionRequest,
     ) -> Result<(QueueTicket<'_>, oneshot::Receiver<Result<AdmissionPermit, QueueRefusal>>), QueueRefusal>
     {
-        let room = self.room();
-        let (number, turn) = lock(&self.0.desk).join(asked, room)?;
+        let capacity = self.free_capacity();
+        let (number, permit) = lock(&self.0.state).join(asked, capacity)?;
         self.dispatch();
-        Ok((QueueTicket { turns: self, number: Some(number) }, turn))
+        Ok((QueueTicket { queue: self, number: Some(number) }, permit))
     }
 
-    fn room(&self) -> FreeCapacity {
+    fn free_capacity(&self) -> FreeCapacity {
         let AdmissionLimits { burst_share, background_share, background_beside, .. } = self.0.limits;
-        self.0.executors.room(burst_share, (background_share, background_beside))
+        self.0.executors.free_capacity(burst_share, (background_share, background_beside))
     }
 
     fn dispatch(&self) {
-        let room = self.room();
+        let capacity = self.free_capacity();
         let (grants, slots) = {
-            let mut desk = lock(&self.0.desk);
-            (desk.dispatch(room), desk.background_slots(room))
+            let mut state = lock(&self.0.state);
+            (state.dispatch(capacity), state.background_slots(capacity))
         };
         // While no executor is open, running background requests wait for one as online requests do.
-        if room.places.executors > 0 {
+        if capacity.places.executors > 0 {
             self.0.background_slots.send_if_modified(|known| std::mem::replace(known, slots) != slots);
         }
         for AdmittedRequest { principal, sequences, charged_tokens, waiter } in grants {
-            let turn = AdmissionPermit {
-                turns: self.clone(),
+            let permit = AdmissionPermit {
+                queue: self.clone(),
                 principal,
                 sequences,
                 unbegun: sequences,
-                standing: waiter.standing,
+                waiting: waiter.waiting,
                 charged_tokens,
                 served_tokens: 0,
                 is_reserved: true,
             };
             // If the request no longer waits, its permit is dropped and so returned.
-            _ = waiter.turn.send(Ok(turn));
+            _ = waiter.permit.send(Ok(permit));
         }
     }
 }
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
-        let left = self.number.and_then(|number| lock(&self.turns.0.desk).cancel(number));
+        let left = self.number.and_then(|number| lock(&self.queue.0.state).cancel(number));
         drop(left);
     }
 }
@@ -262,8 +262,8 @@ impl AdmissionPermit {
     /// Releases the reserved capacity: the request is running, or waits for something other than an executor.
     pub(crate) fn release(&mut self) {
         if std::mem::take(&mut self.is_reserved) {
-            lock(&self.turns.0.desk).release();
-            self.turns.0.executors.room_changed().notify_one();
+            lock(&self.queue.0.state).release();
+            self.queue.0.executors.capacity_changed().notify_one();
         }
     }
 
@@ -275,8 +275,8 @@ impl AdmissionPermit {
     /// Notes that `sequences` of the sequences have their first tokens.
     pub fn begin(&mut self, sequences: usize) {
         self.unbegun -= sequences;
-        lock(&self.turns.0.desk).begin(&self.principal, sequences);
-        self.turns.0.executors.room_changed().notify_one();
+        lock(&self.queue.0.state).begin(&self.principal, sequences);
+        self.queue.0.executors.capacity_changed().notify_one();
     }
 }
 
@@ -285,7 +285,7 @@ impl Drop for AdmissionPermit {
         self.release();
         self.begin(self.unbegun);
         let tokens = [self.charged_tokens, self.served_tokens];
-        lock(&self.turns.0.desk).reconcile(&self.principal, self.sequences, tokens);
-        self.turns.0.executors.room_changed().notify_one();
+        lock(&self.queue.0.state).reconcile(&self.principal, self.sequences, tokens);
+        self.queue.0.executors.capacity_changed().notify_one();
     }
 }

@@ -92,7 +92,7 @@ pub struct App {
     pub parsers: OutputParsers,
     /// Tokens and prompt of scoring requests that name none.
     pub scoring: ScoringDefaults,
-    pub turns: AdmissionQueue,
+    pub admission: AdmissionQueue,
     /// Whether requests can be served, and the tokenizer and base that serve them.
     pub status: watch::Receiver<GatewayReadiness>,
     /// Adapters by name, with the place of their files.
@@ -163,7 +163,7 @@ impl App {
 
     /// Whether requests, training or split clients use the base.
     pub(crate) fn is_busy(&self) -> bool {
-        self.turns.queued() > 0
+        self.admission.queued() > 0
             || self.executors.all().iter().any(|member| member.executor().load().held > 0)
             || self.metrics.reported().iter().any(|report| report.stats.layers.open > 0)
             || self.trains()

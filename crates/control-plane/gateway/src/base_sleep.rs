@@ -125,7 +125,7 @@ pub(crate) fn describe(app: &App) -> Value {
         "sleep_after_s": base.sleeps_after().map(|after| after.as_secs()),
         "host_bytes": (base.host_bytes() > 0).then(|| base.host_bytes()),
         "adapters": app.registry.len(),
-        "waiting": app.turns.queued(),
+        "waiting": app.admission.queued(),
         "sleeps": stats.sleeps,
         "wakes": stats.wakes,
         "mean_wake_s": (stats.wakes > 0).then(|| stats.wake_s / stats.wakes as f64),

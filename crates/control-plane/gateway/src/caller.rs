@@ -48,7 +48,7 @@ impl Access {
 
 /// Whether a client waits for the answer of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
+pub enum RequestPriority {
     Online,
     /// The request goes only when executors have capacity that online requests do not need.
     Background,
@@ -62,7 +62,7 @@ pub struct Caller {
     pub tenant: Arc<str>,
     pub role: KeyRole,
     pub limit: KeyLimit,
-    pub urgency: Urgency,
+    pub priority: RequestPriority,
 }
 
 #[cfg(test)]

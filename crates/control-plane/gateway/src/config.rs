@@ -167,7 +167,7 @@ pub struct GatewayConfig {
     /// Policy that chooses the executor of a request.
     pub routing: RoutingPolicy,
     pub classes: Vec<ServiceClass>,
-    pub turns: AdmissionLimits,
+    pub admission: AdmissionLimits,
     pub executor: LinkSettings,
     pub training: TrainingLimits,
     pub batches: BatchLimits,
@@ -175,7 +175,7 @@ pub struct GatewayConfig {
     pub grace: Duration,
     /// Number of threads for network I/O.
     pub threads: usize,
-    pub figures: TelemetryConfig,
+    pub telemetry: TelemetryConfig,
     /// Bases beside the first, and the sleep of all.
     pub bases: BasesConfig,
     /// Sockets of KV events; `None` publishes none.
@@ -195,7 +195,7 @@ impl TryFrom<Args> for GatewayConfig {
         check_names(&args)?;
         ServiceClass::check(&args.callers.classes)?;
         let bases = BasesConfig::of(&args)?;
-        let figures = TelemetryConfig::of(&args.figures, addresses.len())?;
+        let telemetry = TelemetryConfig::of(&args.telemetry, addresses.len())?;
         let key_file =
             args.callers.api_key_file.or_else(|| credential(std::env::var_os("CREDENTIALS_DIRECTORY")));
         let rates = RateLimits {
@@ -239,7 +239,7 @@ impl TryFrom<Args> for GatewayConfig {
             helper_program: OWN_PROGRAM.into(),
             routing: args.executors.routing,
             classes: args.callers.classes,
-            turns: turns(&args.admission),
+            admission: admission_limits(&args.admission),
             executor: LinkSettings {
                 max_sequences: args.admission.max_sequences,
                 silence: Duration::from_millis(args.executor_timeout_ms),
@@ -248,7 +248,7 @@ impl TryFrom<Args> for GatewayConfig {
             batches: BatchLimits { tenant_batches: args.admission.tenant_batches, ..BatchLimits::default() },
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
-            figures,
+            telemetry,
             bases,
             kv_events: kv_events(args.kv_events),
             log_format: args.log_format,
@@ -352,7 +352,7 @@ fn kv_events(args: KvEventArgs) -> Option<KvEventsConfig> {
     })
 }
 
-fn turns(args: &AdmissionArgs) -> AdmissionLimits {
+fn admission_limits(args: &AdmissionArgs) -> AdmissionLimits {
     let delays = DelayLimits {
         target: Duration::from_millis(args.codel_target_ms),
         interval: Duration::from_millis(args.codel_interval_ms),

@@ -99,7 +99,7 @@ impl Executor {
     pub fn connect(door: Endpoint, limits: LinkSettings, common: SharedConnections) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(LinkState::Down { reason: "not connected yet".to_owned() });
-        let slots = SequenceSlots::new(limits.max_sequences, Arc::clone(&common.room));
+        let slots = SequenceSlots::new(limits.max_sequences, Arc::clone(&common.capacity_changed));
         let silence = limits.silence;
         let peer = ConnectTarget { door: door.clone(), instance: random_u64(), silence };
         let blocks = BlockFeed::new(peer.instance, common.block_updates.clone());
@@ -124,8 +124,8 @@ impl Executor {
     }
 
     /// Wakes the requests that wait for capacity.
-    pub(crate) fn room_changed(&self) {
-        self.queue.room_changed();
+    pub(crate) fn capacity_changed(&self) {
+        self.queue.capacity_changed();
     }
 
     #[must_use]
@@ -139,7 +139,7 @@ impl Executor {
     }
 
     /// Starts sequences together, prepared for the executor of connection `epoch`; over another connection
-    /// they end as lost. The `request` field of each is assigned here. `standing` has their queue entries,
+    /// they end as lost. The `request` field of each is assigned here. `waiting` has their queue entries,
     /// which are taken if there are slots. `ended` says whether ended sequences keep their slots. Unread
     /// outputs are counted in `backlog`.
     ///
@@ -150,10 +150,10 @@ impl Executor {
         epoch: u64,
         sequences: Vec<Generate>,
         ended: EndedSlots,
-        standing: &mut Vec<WaitingEntry>,
+        waiting: &mut Vec<WaitingEntry>,
         backlog: Arc<Backlog>,
     ) -> Result<SequenceBatch, CallError> {
-        SequenceBatch::start(&self.queue, epoch, sequences, ended, standing, backlog)
+        SequenceBatch::start(&self.queue, epoch, sequences, ended, waiting, backlog)
     }
 
     /// Starts the lost or ended sequence `index` of `batch` again as `sequence`, over connection `epoch` of
@@ -199,7 +199,8 @@ impl Executor {
         let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, parts, owner: owner.0 });
         let answered = self.call(call).await.map_err(|error| match error {
             CallError::Refused(WireError { code, message }) => {
-                let message = lent.iter().fold(message, |message, (lent, _)| lent.retold(&message));
+                let message =
+                    lent.iter().fold(message, |message, (lent, _)| lent.with_display_path(&message));
                 CallError::Refused(WireError { code, message })
             }
             other => other,

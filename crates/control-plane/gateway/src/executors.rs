@@ -78,7 +78,7 @@ struct SharedExecutors {
     prefixes: Prefixes,
     answers: Mutex<MeanAnswer>,
     /// Notified when one of the executors may have capacity again.
-    room: Arc<Notify>,
+    capacity_changed: Arc<Notify>,
 }
 
 impl Executors {
@@ -101,7 +101,7 @@ impl Executors {
             claims: Mutex::default(),
             prefixes: Prefixes::default(),
             answers: Mutex::default(),
-            room: Arc::clone(&common.room),
+            capacity_changed: Arc::clone(&common.capacity_changed),
         }))
     }
 
@@ -179,31 +179,37 @@ impl Executors {
     }
 
     #[must_use]
-    pub(crate) fn room_changed(&self) -> &Arc<Notify> {
-        &self.0.room
+    pub(crate) fn capacity_changed(&self) -> &Arc<Notify> {
+        &self.0.capacity_changed
     }
 
     /// Sums the capacity of the executors that accept requests. Over-quota tenants may use the share
     /// `burst_share` of the batch slots. Background requests may use a share of the batch slots, or a number
     /// beside online requests.
     #[must_use]
-    pub(crate) fn room(&self, burst_share: f64, background: (f64, usize)) -> FreeCapacity {
+    pub(crate) fn free_capacity(&self, burst_share: f64, background: (f64, usize)) -> FreeCapacity {
         let open = self.all().iter().filter(|member| member.is_open());
-        open.fold(FreeCapacity::default(), |room, member| {
+        open.fold(FreeCapacity::default(), |capacity, member| {
             let load = member.executor().load();
             FreeCapacity {
                 places: BurstCapacity {
-                    executors: room.places.executors + 1,
-                    all: room.places.all.saturating_add(load.places),
-                    floods: room.places.floods.saturating_add((load.places as f64 * burst_share) as usize),
+                    executors: capacity.places.executors + 1,
+                    all: capacity.places.all.saturating_add(load.places),
+                    floods: capacity
+                        .places
+                        .floods
+                        .saturating_add((load.places as f64 * burst_share) as usize),
                 },
                 background: BackgroundCapacity {
-                    beside: room.background.beside + background.1,
-                    alone: room.background.alone.saturating_add((load.places as f64 * background.0) as usize),
+                    beside: capacity.background.beside + background.1,
+                    alone: capacity
+                        .background
+                        .alone
+                        .saturating_add((load.places as f64 * background.0) as usize),
                 },
-                requests: room.requests.saturating_add(load.room()),
-                sequences: room.sequences.max(load.limit.saturating_sub(load.held)),
-                limit: room.limit.max(load.limit),
+                requests: capacity.requests.saturating_add(load.free()),
+                sequences: capacity.sequences.max(load.limit.saturating_sub(load.held)),
+                limit: capacity.limit.max(load.limit),
             }
         })
     }

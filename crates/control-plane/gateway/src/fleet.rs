@@ -35,7 +35,7 @@ fn report(app: &App, have: KnownTags) -> GatewayReport {
         instance: app.lifetime.instance,
         base: serving.map_or_else(String::new, |serving| serving.base_name.clone()),
         answer_tokens: app.executors.answer_tokens(),
-        queued: app.turns.queued() as u64,
+        queued: app.admission.queued() as u64,
         executors: app.executors.all().iter().map(executor).collect(),
         registered: listed.registered.unless_known(have.registered),
         resident: Tagged::of(resident(app, &listed), have.resident),

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use control_protocol::status::{
-    AdapterCounts, DeploymentStatus, ExecutorFigures, ExecutorStatus, KvBlockCounts, RequestCounts,
+    AdapterCounts, DeploymentStatus, ExecutorStats, ExecutorStatus, KvBlockCounts, RequestCounts,
     SequenceCounts, TokenRates,
     shared::{RegistryStatus, SharedRegistryStatus, SharedStoreStatus, StoreStatus},
     training::{JobSummary, RunSummary, TrainingStatus},
@@ -78,11 +78,11 @@ pub(crate) async fn version() -> Json<Value> {
 pub(crate) async fn status(State(bases): State<Arc<Bases>>) -> Json<DeploymentStatus> {
     let (app, apps) = (bases.first(), bases.all());
     let serving: Option<Arc<ServingState>> = app.last_serving().ok();
-    let (mut figures, executors) = of_executors(&bases);
-    figures.adapters.registered = Some(apps.iter().map(|app| app.registry.len()).sum());
-    figures.requests.waiting += apps.iter().map(|app| app.turns.queued() as u64).sum::<u64>();
+    let (mut stats, executors) = of_executors(&bases);
+    stats.adapters.registered = Some(apps.iter().map(|app| app.registry.len()).sum());
+    stats.requests.waiting += apps.iter().map(|app| app.admission.queued() as u64).sum::<u64>();
     Json(DeploymentStatus {
-        figures,
+        stats,
         executors,
         model: serving.as_ref().map(|serving| serving.base_name.clone()),
         model_path: serving.as_ref().map(|serving| serving.welcome.model_path.clone()),
@@ -99,13 +99,13 @@ pub(crate) async fn status(State(bases): State<Arc<Bases>>) -> Json<DeploymentSt
 }
 
 /// Reports the stats of all executors: of a single one alone, and of several together and one by one.
-fn of_executors(bases: &Bases) -> (ExecutorFigures, Vec<ExecutorStatus>) {
+fn of_executors(bases: &Bases) -> (ExecutorStats, Vec<ExecutorStatus>) {
     let reports: Vec<_> = bases.all().iter().map(|app| (app, app.metrics.reported())).collect();
     if let [(app, one)] = &reports[..]
         && let [only] = &one[..]
     {
         let welcome = welcome_of(app, 0);
-        return (figures(only, welcome.as_deref(), app.metrics.expected_workers(0)), Vec::new());
+        return (executor_stats(only, welcome.as_deref(), app.metrics.expected_workers(0)), Vec::new());
     }
     let mut together = sums(&reports.iter().flat_map(|(_, each)| each.clone()).collect::<Vec<_>>());
     together.adapters.budget_bytes = budget_bytes(bases.all());
@@ -145,31 +145,31 @@ fn registry(registry: &Registry) -> RegistryStatus {
 
 /// Reports where adapter files lie, and how many bytes of them this host has cached.
 fn store(registry: &Registry) -> StoreStatus {
-    let shared = registry.fetch_figures().map(|figures| SharedStoreStatus {
-        address: figures.address.to_string(),
-        cached_bytes: figures.cached_bytes,
-        fetched: figures.fetched,
-        failed: figures.failed,
-        damaged: figures.damaged,
-        evicted: figures.evicted,
+    let shared = registry.bucket_stats().map(|bucket| SharedStoreStatus {
+        address: bucket.address.to_string(),
+        cached_bytes: bucket.cached_bytes,
+        fetched: bucket.fetched,
+        failed: bucket.failed,
+        damaged: bucket.damaged,
+        evicted: bucket.evicted,
     });
     let kind = if shared.is_some() { "s3" } else { "directory" };
     StoreStatus { kind: kind.to_owned(), shared }
 }
 
 /// Reports the stats of one executor.
-fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32) -> ExecutorFigures {
+fn executor_stats(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32) -> ExecutorStats {
     let stats = &report.stats;
-    let mut figures = sums(std::slice::from_ref(report));
-    figures.adapters.budget_bytes = welcome.map(|welcome| welcome.adapter_budget_bytes);
-    ExecutorFigures {
+    let mut sums = sums(std::slice::from_ref(report));
+    sums.adapters.budget_bytes = welcome.map(|welcome| welcome.adapter_budget_bytes);
+    ExecutorStats {
         memory: Some(placement_stats::memory(stats)),
         device: Some(placement_stats::device(stats, welcome)),
         cold_starts: Some(placement_stats::cold_starts(stats)),
         speculation: Some(placement_stats::speculation(stats)),
         workers: Some(placement_stats::workers(stats, expected_workers)),
         layers: Some(layer_stats::status(&stats.layers)),
-        ..figures
+        ..sums
     }
 }
 
@@ -189,7 +189,7 @@ fn executor(
     };
     let (sent, taken_over) = member.counts();
     ExecutorStatus {
-        figures: figures(report, welcome, expected_workers),
+        stats: executor_stats(report, welcome, expected_workers),
         name: member.name().to_owned(),
         state: Some(state.to_owned()),
         connection,
@@ -202,10 +202,10 @@ fn executor(
 }
 
 /// Sums those stats of executors that can be added.
-fn sums(reports: &[LastStats]) -> ExecutorFigures {
+fn sums(reports: &[LastStats]) -> ExecutorStats {
     let sum = |figure: fn(&Stats) -> u64| reports.iter().map(|report| figure(&report.stats)).sum::<u64>();
     let rate = |figure: fn(&LastStats) -> f64| reports.iter().map(figure).sum::<f64>();
-    ExecutorFigures {
+    ExecutorStats {
         requests: RequestCounts {
             running: sum(|stats| stats.running.into()),
             waiting: sum(|stats| stats.waiting.into()),
@@ -224,7 +224,7 @@ fn sums(reports: &[LastStats]) -> ExecutorFigures {
             bytes: sum(|stats| stats.adapter_bytes),
             ..AdapterCounts::default()
         },
-        ..ExecutorFigures::default()
+        ..ExecutorStats::default()
     }
 }
 

@@ -14,7 +14,7 @@ use ::security::keys::{Key, KeyFile, KeyHash, LOOK_EVERY};
 pub use ::security::keys::{KeyFileError, line_of};
 
 use crate::{
-    caller::{Caller, KeyRole, Urgency},
+    caller::{Caller, KeyRole, RequestPriority},
     limits::{KeyLimit, RequestsPerMinute},
 };
 
@@ -35,7 +35,7 @@ impl KnownKey {
         let same = |old: &&Self| old.hash == hash && old.caller.limit.per_min() == per_min;
         let limit = old.iter().find(same).map(|old| old.caller.limit.clone());
         let limit = limit.unwrap_or_else(|| KeyLimit::new(per_min));
-        Self { hash, caller: Caller { tenant, role, limit, urgency: Urgency::Online } }
+        Self { hash, caller: Caller { tenant, role, limit, priority: RequestPriority::Online } }
     }
 }
 
@@ -62,8 +62,8 @@ impl Keys {
     #[must_use]
     pub fn none(per_min: RequestsPerMinute) -> Self {
         let limit = KeyLimit::new(per_min);
-        let (tenant, urgency) = (PUBLIC.into(), Urgency::Online);
-        Self(KeySource::Everybody(Caller { tenant, role: KeyRole::Admin, limit, urgency }))
+        let (tenant, priority) = (PUBLIC.into(), RequestPriority::Online);
+        Self(KeySource::Everybody(Caller { tenant, role: KeyRole::Admin, limit, priority }))
     }
 
     /// Reads a key file. Keys without a limit get `per_min`.
@@ -115,7 +115,7 @@ impl Keys {
         };
         found.map(|caller| Caller {
             role: if caller.role == KeyRole::Admin { role } else { caller.role },
-            urgency: Urgency::Background,
+            priority: RequestPriority::Background,
             ..caller
         })
     }
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(role("alice", KeyRole::Admin), Some(KeyRole::User));
         assert_eq!((role("ops", KeyRole::Admin), role("eve", KeyRole::User)), (None, None));
         let everybody = Keys::none(None).background_caller(PUBLIC, KeyRole::User).unwrap();
-        assert_eq!((everybody.role, everybody.urgency), (KeyRole::User, Urgency::Background));
+        assert_eq!((everybody.role, everybody.priority), (KeyRole::User, RequestPriority::Background));
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(crate) struct ReportedBase<'a> {
     pub base: &'a ServedBase,
     pub metrics: &'a GatewayMetrics,
     pub registry: &'a Registry,
-    pub turns: &'a AdmissionQueue,
+    pub admission: &'a AdmissionQueue,
 }
 
 #[derive(Debug)]
@@ -94,28 +94,28 @@ pub struct GatewayMetrics {
 impl GatewayMetrics {
     /// Creates all metrics at zero; the metrics of a single executor have no label.
     #[must_use]
-    pub fn new(figures: &TelemetryConfig, executors: &[&str]) -> Self {
+    pub fn new(telemetry: &TelemetryConfig, executors: &[&str]) -> Self {
         let store = Arc::new(MetricStore::new());
-        let adapters = Arc::new(AdapterLabels::new(&store, figures.max_adapter_labels));
+        let adapters = Arc::new(AdapterLabels::new(&store, telemetry.max_adapter_labels));
         let executors = match executors {
-            [_] => vec![PerExecutorMetrics::new(Arc::clone(&store), None, figures, 0)],
-            several => labelled(figures, several),
+            [_] => vec![PerExecutorMetrics::new(Arc::clone(&store), None, telemetry, 0)],
+            several => labelled(telemetry, several),
         };
-        Self::with(store, figures.names, adapters, executors)
+        Self::with(store, telemetry.names, adapters, executors)
     }
 
     /// Creates the metrics of several bases. The bases share all metrics except those of their executors,
     /// which have labels.
     #[must_use]
-    pub(crate) fn of_bases(figures: &TelemetryConfig, bases: &[BaseConfig]) -> Vec<Arc<Self>> {
+    pub(crate) fn of_bases(telemetry: &TelemetryConfig, bases: &[BaseConfig]) -> Vec<Arc<Self>> {
         let store = Arc::new(MetricStore::new());
-        let adapters = Arc::new(AdapterLabels::new(&store, figures.max_adapter_labels));
+        let adapters = Arc::new(AdapterLabels::new(&store, telemetry.max_adapter_labels));
         let of_base = |base: &BaseConfig| {
-            let figures =
-                TelemetryConfig { expected_workers: base.expected_workers.clone(), ..figures.clone() };
+            let telemetry =
+                TelemetryConfig { expected_workers: base.expected_workers.clone(), ..telemetry.clone() };
             let names: Vec<&str> = base.executors.iter().map(|address| address.name.as_str()).collect();
-            let executors = labelled(&figures, &names);
-            Arc::new(Self::with(Arc::clone(&store), figures.names, Arc::clone(&adapters), executors))
+            let executors = labelled(&telemetry, &names);
+            Arc::new(Self::with(Arc::clone(&store), telemetry.names, Arc::clone(&adapters), executors))
         };
         bases.iter().map(of_base).collect()
     }
@@ -247,9 +247,9 @@ impl GatewayMetrics {
     }
 }
 
-fn labelled(figures: &TelemetryConfig, executors: &[&str]) -> Vec<PerExecutorMetrics> {
+fn labelled(telemetry: &TelemetryConfig, executors: &[&str]) -> Vec<PerExecutorMetrics> {
     let of =
-        |(index, name): (usize, &&str)| PerExecutorMetrics::new(Arc::default(), Some(name), figures, index);
+        |(index, name): (usize, &&str)| PerExecutorMetrics::new(Arc::default(), Some(name), telemetry, index);
     executors.iter().enumerate().map(of).collect()
 }
 

@@ -149,8 +149,8 @@ mod tests {
         let clock = Arc::new(TestClock(Mutex::new(Instant::now())));
         let limits = DelayLimits::default();
         let line = DelayTracker::new(limits, Arc::clone(&clock) as _);
-        let mut standing = line.join(50);
-        for mut one in standing.drain(..10) {
+        let mut waiting = line.join(50);
+        for mut one in waiting.drain(..10) {
             *lock(&clock.0) += Duration::from_secs(1);
             one.launched();
             one.begun(Duration::ZERO);
@@ -159,7 +159,7 @@ mod tests {
         let overload = line.check(SlotAvailability::Taken).unwrap_err();
         assert!(overload.forecast > Duration::from_secs(30), "40 wait, and one a second has its turn");
         assert_eq!((line.waiting(), line.is_left()), (40, false));
-        drop(standing);
+        drop(waiting);
         line.check(SlotAvailability::Taken).unwrap();
         assert!(line.is_left(), "nobody waits any more");
     }

@@ -409,12 +409,17 @@ async fn generate(app: &App, job: GenerationRequest) -> Result<Response, ApiErro
 async fn metrics(State(bases): State<Arc<Bases>>) -> Response {
     let each: Vec<_> = bases.all().iter().map(|app| reported(app)).collect();
     let app = bases.first();
-    let figures = app.metrics.render(&each, (&app.training, &app.batches), &app.classes);
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], figures).into_response()
+    let rendered = app.metrics.render(&each, (&app.training, &app.batches), &app.classes);
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], rendered).into_response()
 }
 
 fn reported(app: &App) -> ReportedBase<'_> {
-    ReportedBase { base: &app.base, metrics: &app.metrics, registry: &app.registry, turns: &app.turns }
+    ReportedBase {
+        base: &app.base,
+        metrics: &app.metrics,
+        registry: &app.registry,
+        admission: &app.admission,
+    }
 }
 
 async fn full(State(app): State<Arc<App>>) -> Response {

@@ -135,7 +135,7 @@ impl RoutingRequest {
         let mut candidates: Vec<_> = candidates.collect();
         let has_room = |one: &Candidate| {
             one.availability == Availability::Open
-                && self.executors.member(one.executor).executor().load().room() > 0
+                && self.executors.member(one.executor).executor().load().free() > 0
         };
         // A resumed request may wait in an executor; a new one goes to an executor with capacity if there is one.
         if home.is_none() && candidates.iter().any(has_room) {

@@ -241,7 +241,7 @@ fn background(bases: &Arc<Bases>, status: &watch::Receiver<GatewayReadiness>) ->
 impl Gateway {
     pub async fn start(config: GatewayConfig, load_text: LoadText) -> Result<Self, RunError> {
         let metrics = metrics_of(&config);
-        let sinks = Sinks::open(Arc::clone(&metrics[0]), config.figures.otlp_endpoint.as_deref())?;
+        let sinks = Sinks::open(Arc::clone(&metrics[0]), config.telemetry.otlp_endpoint.as_deref())?;
         let (block_updates, publisher) = KvEventPublisher::bind(config.kv_events.as_ref()).await?.unzip();
         let common = SharedConnections::new(block_updates);
         let classes = Arc::new(ServiceClasses::new(config.classes.clone()));
@@ -253,7 +253,7 @@ impl Gateway {
         let batches = Batches::open(
             (Arc::clone(first.registry.database()), Arc::clone(&training)),
             Arc::clone(&memory),
-            first.turns.background_slots(),
+            first.admission.background_slots(),
             (config.batches, config.connections.max_body_bytes),
             &config.state,
         )
@@ -351,9 +351,9 @@ impl Gateway {
         let mut result = Ok(());
         if !drained {
             // A client that does not read cannot receive the error.
-            let told = tokio::time::timeout(LAST_WORDS, &mut server).await.is_ok();
+            let finished = tokio::time::timeout(LAST_WORDS, &mut server).await.is_ok();
             self.phase.send_replace(ShutdownPhase::Cut);
-            let connections = if told { 0 } else { server.await.unwrap_or(0) };
+            let connections = if finished { 0 } else { server.await.unwrap_or(0) };
             result = Err(RunError::Cut { connections, grace_ms });
         }
         for task in self.background_tasks {

@@ -13,7 +13,7 @@ use crate::{
 /// Reports all classes with their tenants.
 #[must_use]
 pub(crate) fn status(app: &App) -> Vec<ClassStatus> {
-    let tenants = app.turns.figures();
+    let tenants = app.admission.stats();
     app.classes.all().map(|(id, class)| class_status(id, class, &tenants)).collect()
 }
 

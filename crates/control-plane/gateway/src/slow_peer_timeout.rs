@@ -38,21 +38,21 @@ mod tests {
 
     #[test]
     fn a_peer_at_the_least_rate_is_waited_for_without_end() {
-        let mut pace = PeerTimeBudget::new(LIMIT, 1000);
+        let mut budget = PeerTimeBudget::new(LIMIT, 1000);
         for _ in 0..100_000 {
-            pace.moved(SECOND, 1000);
-            assert_eq!(pace.left(), LIMIT);
+            budget.moved(SECOND, 1000);
+            assert_eq!(budget.left(), LIMIT);
         }
     }
 
     #[test]
     fn a_peer_that_drips_is_given_up_also_after_it_was_fast() {
-        let mut pace = PeerTimeBudget::new(LIMIT, 1000);
-        pace.moved(SECOND, 1 << 30);
-        assert_eq!(pace.left(), LIMIT, "nobody saves time up");
+        let mut budget = PeerTimeBudget::new(LIMIT, 1000);
+        budget.moved(SECOND, 1 << 30);
+        assert_eq!(budget.left(), LIMIT, "nobody saves time up");
         let drips = (1..).find(|_| {
-            pace.moved(SECOND, 1);
-            pace.left().is_zero()
+            budget.moved(SECOND, 1);
+            budget.left().is_zero()
         });
         assert_eq!(drips, Some(31));
     }

@@ -38,7 +38,7 @@ use crate::thread::ThreadError;
 const MAX_READS: usize = 3;
 
 #[derive(Debug, Clone, Default)]
-pub struct TextFacts {
+pub struct TextInfo {
     /// Tokens that end an answer.
     pub end_tokens: Vec<u32>,
     pub bos_token: Option<String>,
@@ -191,7 +191,7 @@ pub trait Text: fmt::Debug + Send + Sync {
     ) -> Result<Vec<u32>, TextError>;
     /// Returns the vocabulary for compiling grammars.
     fn tokens(&self) -> Tokens;
-    fn facts(&self) -> &TextFacts;
+    fn info(&self) -> &TextInfo;
     /// Returns the tokenizer with another chat template, which a helper process compiles and renders.
     fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text>;
     /// Compiles another chat template in a helper process. Blocks.
@@ -212,7 +212,7 @@ pub(crate) struct ModelText {
     sandbox: Arc<TemplateSandbox>,
     /// The texts with adapters' chat templates.
     others: OtherTemplates,
-    facts: TextFacts,
+    info: TextInfo,
 }
 
 #[derive(Debug)]
@@ -267,7 +267,7 @@ pub fn load(path: &Path, sandbox: &Arc<TemplateSandbox>) -> Result<LoadedText, L
 fn load_once(files: ModelFiles, sandbox: &Arc<TemplateSandbox>) -> Result<Arc<dyn Text>, LoadError> {
     let (tokenizer, defaults, description) = read(files)?;
     let tokens = tokenizer.template_tokens();
-    let facts = TextFacts {
+    let info = TextInfo {
         end_tokens: tokenizer.stop_tokens().to_vec(),
         bos_token: tokens.bos.clone(),
         eos_token: tokens.eos.clone(),
@@ -276,7 +276,7 @@ fn load_once(files: ModelFiles, sandbox: &Arc<TemplateSandbox>) -> Result<Arc<dy
         defaults,
         description,
     };
-    let template = facts.chat_template.as_deref();
+    let template = info.chat_template.as_deref();
     let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
     let template = template.unwrap_or_else(|error| {
         // Completions need no template, so a bad template disables only chat.
@@ -285,7 +285,7 @@ fn load_once(files: ModelFiles, sandbox: &Arc<TemplateSandbox>) -> Result<Arc<dy
     });
     let (tokenizer, sandbox) = (Arc::new(tokenizer), Arc::clone(sandbox));
     let template = template.map(ModelTemplate::own);
-    Ok(Arc::new(ModelText { tokenizer, template, sandbox, others: OtherTemplates::default(), facts }))
+    Ok(Arc::new(ModelText { tokenizer, template, sandbox, others: OtherTemplates::default(), info }))
 }
 
 fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, ModelSummary), LoadError> {
@@ -336,7 +336,7 @@ impl Text for ModelText {
         let chat = Chat::new(&self.tokenizer, &*template.template, SystemTime::now());
         let messages = messages.iter().map(ChatMessage::value).collect();
         let mut messages = template.systems().map_err(ChatError::from)?.prepared(messages)?;
-        let source = self.facts.chat_template.as_deref().unwrap_or_default();
+        let source = self.info.chat_template.as_deref().unwrap_or_default();
         history::name_reasoning(source, &mut messages);
         let mut variables = showing.variables.clone();
         if !showing.tools.is_empty() {
@@ -358,8 +358,8 @@ impl Text for ModelText {
         Tokens::of(&self.tokenizer)
     }
 
-    fn facts(&self) -> &TextFacts {
-        &self.facts
+    fn info(&self) -> &TextInfo {
+        &self.info
     }
 
     fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text> {
@@ -371,7 +371,7 @@ impl Text for ModelText {
             template: Some(ModelTemplate::of_adapter(self.sandboxed(source))),
             sandbox: Arc::clone(&self.sandbox),
             others: OtherTemplates::default(),
-            facts: TextFacts { chat_template: Some(source.to_string()), ..self.facts.clone() },
+            info: TextInfo { chat_template: Some(source.to_string()), ..self.info.clone() },
         });
         self.others.keep(&text);
         text

@@ -149,18 +149,18 @@ impl From<CostEstimate> for Timings {
 
 impl From<Timings> for CostEstimate {
     /// Replaces negative and non-finite times by 0.
-    fn from(told: Timings) -> Self {
+    fn from(timings: Timings) -> Self {
         let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
         let line = |[alpha, beta]: [f64; 2]| LinearFit { alpha: time(alpha), beta: time(beta) };
         let model = ServingModel {
             form: LoraForm::TrueRank,
-            decode: LinearModel { seconds_each: told.decode.map(time) },
-            prefill: LinearModel { seconds_each: told.prefill.map(time) },
-            link: line(told.link),
-            store: line(told.store),
-            cold: if told.waits_for_link { ColdStart::Waits } else { ColdStart::Assisted },
+            decode: LinearModel { seconds_each: timings.decode.map(time) },
+            prefill: LinearModel { seconds_each: timings.prefill.map(time) },
+            link: line(timings.link),
+            store: line(timings.store),
+            cold: if timings.waits_for_link { ColdStart::Waits } else { ColdStart::Assisted },
         };
-        Self { model, is_stale: told.is_stale }
+        Self { model, is_stale: timings.is_stale }
     }
 }
 
@@ -293,15 +293,15 @@ mod tests {
     #[test]
     fn who_has_something_is_not_told_it_again() {
         let adapters = || vec![ReportedAdapter { name: "a".to_owned(), rank: 8, bytes: 100, generation: 7 }];
-        let told = Tagged::of(adapters(), None);
-        assert_eq!(told.content, Some(adapters()));
+        let tagged = Tagged::of(adapters(), None);
+        assert_eq!(tagged.content, Some(adapters()));
         assert_eq!(
-            (told.unless_known(None), told.unless_known(Some(told.tag)).content),
-            (told.clone(), None)
+            (tagged.unless_known(None), tagged.unless_known(Some(tagged.tag)).content),
+            (tagged.clone(), None)
         );
-        assert_eq!(Tagged::of(adapters(), Some(told.tag)).content, None);
-        assert_eq!(Tagged::of(adapters(), Some(told.tag ^ 1)), told);
-        let have = KnownTags { registered: Some(told.tag), resident: None };
+        assert_eq!(Tagged::of(adapters(), Some(tagged.tag)).content, None);
+        assert_eq!(Tagged::of(adapters(), Some(tagged.tag ^ 1)), tagged);
+        let have = KnownTags { registered: Some(tagged.tag), resident: None };
         let query = have.uri();
         assert_eq!(query.split_once('?').map(|(_, query)| query.parse()), Some(Ok(have)));
         assert_eq!((KnownTags::default().uri().as_str(), "".parse()), (PATH, Ok(KnownTags::default())));

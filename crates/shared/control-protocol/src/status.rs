@@ -6,7 +6,7 @@
 //! # Layout
 //!
 //! - [`DeploymentStatus`]: the report; [`ExecutorStatus`]: one of several executors.
-//! - [`ExecutorFigures`]: load, memory and device of an executor, or the sums over several.
+//! - [`ExecutorStats`]: load, memory and device of an executor, or the sums over several.
 //! - [`layers`]: split clients; [`shared`]: registry and store; [`training`]: jobs and models in training.
 //! - [`classes`]: service classes and their SLO targets.
 
@@ -33,7 +33,7 @@ use self::{
 pub struct DeploymentStatus {
     /// The only executor, or the sums over several.
     #[serde(flatten)]
-    pub figures: ExecutorFigures,
+    pub stats: ExecutorStats,
     /// Executors, if there are several; empty for a single one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub executors: Vec<ExecutorStatus>,
@@ -59,7 +59,7 @@ pub struct DeploymentStatus {
 #[serde(default)]
 pub struct ExecutorStatus {
     #[serde(flatten)]
-    pub figures: ExecutorFigures,
+    pub stats: ExecutorStats,
     pub name: String,
     /// `ready`, `drained`, `loading`, `lost`, `refused` or `asleep`.
     pub state: Option<String>,
@@ -88,7 +88,7 @@ pub struct SequenceCounts {
 /// Load and resources of an executor. Sums over several executors lack the parts that cannot be added.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ExecutorFigures {
+pub struct ExecutorStats {
     pub requests: RequestCounts,
     pub tokens_per_s: TokenRates,
     pub kv_blocks: KvBlockCounts,

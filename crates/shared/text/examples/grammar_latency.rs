@@ -57,7 +57,7 @@ impl Times {
         }
     }
 
-    fn figures(&mut self) -> Vec<(&'static str, f64)> {
+    fn percentiles(&mut self) -> Vec<(&'static str, f64)> {
         vec![
             ("refused", self.refused as f64),
             ("compile_p50_ms", quantile(&mut self.compiled, 0.5)),
@@ -114,7 +114,7 @@ fn main() {
                 matcher.try_consume_tokens(&[token]).is_ok_and(|taken| taken == 1)
             });
         }
-        let row = times.map(|mut times| times.figures());
+        let row = times.map(|mut times| times.percentiles());
         println!("{}", json!({ "ours": object(&row[0]), "llguidance": object(&row[1]) }));
         rows.push(row);
     }
@@ -129,8 +129,8 @@ fn main() {
     println!("{}", json!({ "medians": { "ours": object(&medians[0]), "llguidance": object(&medians[1]) } }));
 }
 
-fn object(figures: &[(&str, f64)]) -> Value {
-    figures
+fn object(percentiles: &[(&str, f64)]) -> Value {
+    percentiles
         .iter()
         .map(|(name, value)| ((*name).to_owned(), json!(value)))
         .collect::<serde_json::Map<_, _>>()

@@ -37,9 +37,9 @@ pub const FILES: [(&str, u64); 4] = [
 ];
 
 /// Maximum number of differing tokens that are listed one by one.
-const MAX_TOLD: usize = 8;
+const MAX_NOTES: usize = 8;
 /// Maximum number of characters of a token in a message.
-const MAX_TOLD_CHARS: usize = 64;
+const MAX_TOKEN_CHARS: usize = 64;
 
 /// Why the text files beside an adapter cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -179,18 +179,18 @@ impl AdapterText {
         const USED: &str = "the base model's tokenizer is used";
         let ends_answers =
             |token: &str| base.end_tokens.iter().any(|end| (base.bytes)(*end) == token.as_bytes());
-        let mut told = Vec::new();
+        let mut notes = Vec::new();
         if let (Some(own), Some(bos)) = (&self.bos, base.bos)
             && own != bos
         {
             let (own, bos) = (shortened(own), shortened(bos));
-            told.push(format!(
+            notes.push(format!(
                 "`bos_token` of {CONFIG_FILE} is {own}, but the base model's is {bos}; {USED}"
             ));
         }
         if let Some(own) = self.eos.as_ref().filter(|own| !ends_answers(own)) {
             let own = shortened(own);
-            told.push(format!(
+            notes.push(format!(
                 "`eos_token` of {CONFIG_FILE} is {own}, which is not an end token of the base model; {USED}"
             ));
         }
@@ -201,12 +201,12 @@ impl AdapterText {
                 if is_new { "which the base model does not have" } else { "which is another token there" };
             format!("{file} gives {} the id {id}, {what}; {USED}", shortened(token))
         });
-        told.extend(differing.by_ref().take(MAX_TOLD));
+        notes.extend(differing.by_ref().take(MAX_NOTES));
         let rest = differing.count();
-        told.extend(
+        notes.extend(
             (rest > 0).then(|| format!("{rest} more tokens differ from those of the base model; {USED}")),
         );
-        told
+        notes
     }
 }
 
@@ -232,7 +232,7 @@ fn chat_template(
 }
 
 fn shortened(token: &str) -> String {
-    let short: String = token.chars().take(MAX_TOLD_CHARS).collect();
+    let short: String = token.chars().take(MAX_TOKEN_CHARS).collect();
     if short.len() < token.len() { format!("{short:?}...") } else { format!("{short:?}") }
 }
 
@@ -305,18 +305,18 @@ mod tests {
             (CONFIG_FILE, r#"{"bos_token": "<b>", "eos_token": "<|stop|>"}"#),
             (ADDED_FILE, r#"{"<new>": 3, "<moved>": 2}"#),
         ];
-        let told = read(&files).unwrap().differences(&BASE);
+        let notes = read(&files).unwrap().differences(&BASE);
         let expected =
             [["bos_token", "<b>"], ["eos_token", "<|stop|>"], ["<moved>", "id 2"], ["<new>", "id 3"]];
-        assert_eq!(told.len(), expected.len(), "{told:?}");
-        for (told, parts) in told.iter().zip(expected) {
-            assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+        assert_eq!(notes.len(), expected.len(), "{notes:?}");
+        for (notes, parts) in notes.iter().zip(expected) {
+            assert!(parts.iter().all(|part| notes.contains(part)), "{notes}");
         }
         let many: BTreeMap<String, u32> = (0..20).map(|id| (format!("<{id}>"), 100 + id)).collect();
         let many = serde_json::to_string(&many).unwrap();
-        let told = read(&[(ADDED_FILE, &many)]).unwrap().differences(&BASE);
-        assert_eq!(told.len(), MAX_TOLD + 1);
-        assert!(told[MAX_TOLD].starts_with("12 more"), "{}", told[MAX_TOLD]);
+        let notes = read(&[(ADDED_FILE, &many)]).unwrap().differences(&BASE);
+        assert_eq!(notes.len(), MAX_NOTES + 1);
+        assert!(notes[MAX_NOTES].starts_with("12 more"), "{}", notes[MAX_NOTES]);
         let long = format!("{{\"{}\": 100}}", "x".repeat(1000));
         assert!(read(&[(ADDED_FILE, &long)]).unwrap().differences(&BASE)[0].len() < 300);
     }

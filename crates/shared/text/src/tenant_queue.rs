@@ -47,9 +47,9 @@ struct Line<T> {
     paused_until: Option<Instant>,
 }
 
-/// Pace at which the items of a tenant are processed.
+/// Whether a tenant is on pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pace {
+enum PauseState {
     Normal,
     /// The tenant is on pause: workers of lower priority take its items.
     Paused,
@@ -95,25 +95,25 @@ impl<T> TenantQueue<T> {
 
     /// Waits for the next item of a tenant that is not on pause; `None` once the queue is closed.
     pub fn take(&self) -> Option<Taken<'_, T>> {
-        self.take_of(Pace::Normal)
+        self.take_of(PauseState::Normal)
     }
 
     /// Waits for the next item of a tenant on pause; `None` once the queue is closed.
     pub fn take_paused(&self) -> Option<Taken<'_, T>> {
-        self.take_of(Pace::Paused)
+        self.take_of(PauseState::Paused)
     }
 
-    fn take_of(&self, pace: Pace) -> Option<Taken<'_, T>> {
+    fn take_of(&self, state: PauseState) -> Option<Taken<'_, T>> {
         let mut lines = self.lock();
         loop {
             if lines.is_closed {
                 return None;
             }
             let now = Instant::now();
-            if let Some((tenant, item)) = lines.take(self.max_taken, pace, now) {
+            if let Some((tenant, item)) = lines.take(self.max_taken, state, now) {
                 return Some(Taken { queue: self, tenant, item: Some(item), pause: Duration::ZERO });
             }
-            let change = lines.next_end_of_pause().filter(|_| pace == Pace::Normal);
+            let change = lines.next_end_of_pause().filter(|_| state == PauseState::Normal);
             lines = match change {
                 None => self.changed.wait(lines).unwrap_or_else(PoisonError::into_inner),
                 Some(end) => {
@@ -146,13 +146,13 @@ impl<T> Lines<T> {
     }
 
     /// Takes the next item and moves its tenant behind all others.
-    fn take(&mut self, max_taken: usize, pace: Pace, now: Instant) -> Option<(TenantId, T)> {
+    fn take(&mut self, max_taken: usize, state: PauseState, now: Instant) -> Option<(TenantId, T)> {
         self.lines.retain_mut(|line| {
             line.paused_until = line.paused_until.filter(|end| *end > now);
             !line.is_over()
         });
         let may_go =
-            |line: &Line<T>| line.pace() == pace && line.taken < max_taken && !line.waiting.is_empty();
+            |line: &Line<T>| line.state() == state && line.taken < max_taken && !line.waiting.is_empty();
         let index = self.lines.iter().position(may_go)?;
         let mut line = self.lines.remove(index)?;
         let item = line.waiting.pop_front()?;
@@ -180,8 +180,8 @@ impl<T> Lines<T> {
 }
 
 impl<T> Line<T> {
-    fn pace(&self) -> Pace {
-        if self.paused_until.is_some() { Pace::Paused } else { Pace::Normal }
+    fn state(&self) -> PauseState {
+        if self.paused_until.is_some() { PauseState::Paused } else { PauseState::Normal }
     }
 
     fn is_over(&self) -> bool {
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!((first, second), (0, 100));
         drop(short);
         assert!(
-            queue.lock().take(queue.max_taken, Pace::Normal, Instant::now()).is_none(),
+            queue.lock().take(queue.max_taken, PauseState::Normal, Instant::now()).is_none(),
             "the tenant has its worker already"
         );
         drop(long);
@@ -264,11 +264,11 @@ mod tests {
         queue.push(FEW, 100).unwrap();
         assert_eq!(next(&queue).0, 100, "the other tenant goes first now");
         let (now, max) = (Instant::now(), queue.max_taken);
-        assert!(queue.lock().take(max, Pace::Normal, now).is_none());
+        assert!(queue.lock().take(max, PauseState::Normal, now).is_none());
         assert_eq!(queue.take_paused().unwrap().item, Some(1));
         let later = now + Duration::from_secs(61);
-        assert!(queue.lock().take(max, Pace::Paused, later).is_none(), "its pause is over");
-        assert_eq!(queue.lock().take(max, Pace::Normal, later), Some((MANY, 2)));
+        assert!(queue.lock().take(max, PauseState::Paused, later).is_none(), "its pause is over");
+        assert_eq!(queue.lock().take(max, PauseState::Normal, later), Some((MANY, 2)));
         queue.lock().finish(MANY, None);
         assert!(queue.lock().lines.is_empty(), "nothing of it is left");
     }

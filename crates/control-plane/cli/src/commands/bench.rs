@@ -15,7 +15,7 @@ use crate::{
     exit::{Exit, Explain},
     terminal::{PrintFormat, Terminal},
 };
-use load::{LoadPattern, LoadPlan, LoadResult, RequestFate};
+use load::{LoadPattern, LoadPlan, LoadResult, RequestResult};
 use report::{BenchReport, RequestReport, markdown};
 use traffic::{Distribution, Selection, SelectionError};
 
@@ -151,14 +151,14 @@ fn targets(
 
 impl BenchArguments {
     fn load(&self, models: Vec<String>, distribution: Distribution, seed: u64) -> LoadPlan {
-        let pace = match (self.rate, self.concurrency) {
+        let pattern = match (self.rate, self.concurrency) {
             (None, concurrency) => LoadPattern::Closed { concurrency: concurrency.unwrap_or(8) as usize },
             (Some(per_s), callers) => LoadPattern::Open { per_s, callers: callers.unwrap_or(4096) as usize },
         };
         LoadPlan {
             picks: distribution.picks(models.len(), self.requests as usize, seed),
             models,
-            pace,
+            pattern,
             prompt_tokens: self.prompt_tokens as usize,
             max_tokens: self.max_tokens,
             seed,
@@ -168,11 +168,12 @@ impl BenchArguments {
     /// Returns an error if requests failed. With `--rate`, refusals by a full gateway are expected and no
     /// failures.
     fn failure(&self, outcome: LoadResult) -> Option<BenchError> {
-        let requests = outcome.fates.len();
-        let counts = |fate: &RequestFate| fate.result.is_err() && !(self.rate.is_some() && fate.is_refusal());
-        let failures: Vec<_> = outcome.fates.into_iter().filter(counts).collect();
+        let requests = outcome.results.len();
+        let counts =
+            |result: &RequestResult| result.answer.is_err() && !(self.rate.is_some() && result.is_refusal());
+        let failures: Vec<_> = outcome.results.into_iter().filter(counts).collect();
         let failed = failures.len();
-        let first = failures.into_iter().find_map(|fate| fate.result.err())?;
+        let first = failures.into_iter().find_map(|result| result.answer.err())?;
         Some(BenchError::Requests { failed, requests, source: Box::new(first) })
     }
 }

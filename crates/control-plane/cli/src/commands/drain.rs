@@ -25,21 +25,21 @@ pub(crate) struct DrainArguments {
 pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
-    let told = client.post_text(&format!("/v1/executors/{name}/drain"), &json!({}))?;
+    let report = client.post_text(&format!("/v1/executors/{name}/drain"), &json!({}))?;
     let progress = terminal.spinner(format!("{name} gets no new requests; waiting for its running requests"));
     while under_way(&client, name)? > 0 {
         std::thread::sleep(LOOK_AGAIN_AFTER);
     }
     progress.finish_and_clear();
-    print(terminal, told, &format!("{name} is drained; replace it, then: holobiont undrain {name}"));
+    print(terminal, report, &format!("{name} is drained; replace it, then: holobiont undrain {name}"));
     Ok(())
 }
 
 pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
-    let told = client.post_text(&format!("/v1/executors/{name}/undrain"), &json!({}))?;
-    print(terminal, told, &format!("{name} gets new requests again"));
+    let report = client.post_text(&format!("/v1/executors/{name}/undrain"), &json!({}))?;
+    print(terminal, report, &format!("{name} gets new requests again"));
     Ok(())
 }
 

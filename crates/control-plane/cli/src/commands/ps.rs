@@ -3,7 +3,7 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use control_protocol::status::{DeploymentStatus, ExecutorFigures, ExecutorStatus};
+use control_protocol::status::{DeploymentStatus, ExecutorStats, ExecutorStatus};
 
 use crate::{
     client::{ClientError, GatewayClient, LoadedAdapter, list_in},
@@ -76,7 +76,7 @@ fn text<'a>(
 ) -> String {
     let executors = &status.executors;
     let mut rows: Vec<PsRow> = match executors.is_empty() {
-        true => vec![(base_row(status, "base", &status.figures), String::new())],
+        true => vec![(base_row(status, "base", &status.stats), String::new())],
         false => executors.iter().map(|one| base_row_of(status, one)).collect(),
     };
     rows.extend(adapters.map(|adapter| (adapter_row(adapter), places(adapter))));
@@ -88,11 +88,11 @@ fn text<'a>(
             table(ink, followed_by(head, "EXECUTOR"), &rows)
         }
     };
-    let missing_of = |figures: &ExecutorFigures| figures.workers.as_ref().and_then(missing_workers);
+    let missing_of = |stats: &ExecutorStats| stats.workers.as_ref().and_then(missing_workers);
     let missing = executors.iter().filter_map(|one| {
-        missing_of(&one.figures).map(|missing| format!("{}: {missing}", printable(&one.name)))
+        missing_of(&one.stats).map(|missing| format!("{}: {missing}", printable(&one.name)))
     });
-    [table].into_iter().chain(missing_of(&status.figures)).chain(missing).collect::<Vec<_>>().join("\n\n")
+    [table].into_iter().chain(missing_of(&status.stats)).chain(missing).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Cells of a table row, and the names of the executors it is about.
@@ -101,15 +101,15 @@ type PsRow = ([String; 8], String);
 fn base_row_of(status: &DeploymentStatus, one: &ExecutorStatus) -> PsRow {
     let state = one.state.as_deref().unwrap_or_default();
     let tier = if state == "ready" { "base".into() } else { printable(state) };
-    (base_row(status, &tier, &one.figures), printable(&one.name))
+    (base_row(status, &tier, &one.stats), printable(&one.name))
 }
 
-fn base_row(status: &DeploymentStatus, tier: &str, figures: &ExecutorFigures) -> [String; 8] {
-    let running = match figures.requests.waiting {
-        0 => figures.requests.running.to_string(),
-        waiting => format!("{} (+{waiting} waiting)", figures.requests.running),
+fn base_row(status: &DeploymentStatus, tier: &str, stats: &ExecutorStats) -> [String; 8] {
+    let running = match stats.requests.waiting {
+        0 => stats.requests.running.to_string(),
+        waiting => format!("{} (+{waiting} waiting)", stats.requests.running),
     };
-    let rate = format!("{:.1}", figures.tokens_per_s.generated);
+    let rate = format!("{:.1}", stats.tokens_per_s.generated);
     let model = status.model.clone().unwrap_or_else(dash);
     [model, dash(), dash(), tier.to_owned(), dash(), running, rate, dash()]
 }

@@ -9,7 +9,7 @@ mod speculation;
 mod training;
 
 use control_protocol::status::{
-    DeploymentStatus, DeviceStatus, ExecutorFigures, WorkerPoolStatus, WorkerStatus,
+    DeploymentStatus, DeviceStatus, ExecutorStats, WorkerPoolStatus, WorkerStatus,
 };
 use serde_json::Value;
 
@@ -36,10 +36,10 @@ pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
 }
 
 fn text(ink: TextStyle, status: &DeploymentStatus, adapters: &[LoadedAdapter]) -> String {
-    let ExecutorFigures { workers, layers, .. } = &status.figures;
+    let ExecutorStats { workers, layers, .. } = &status.stats;
     let workers: Vec<_> = workers.iter().flat_map(|workers| &workers.seated).map(worker_row).collect();
     let used: Vec<_> = adapters.iter().filter_map(adapter_row).collect();
-    let mut parts = vec![pairs(ink, &facts(status))];
+    let mut parts = vec![pairs(ink, &rows(status))];
     parts.extend(executors::all(ink, &status.executors));
     if !workers.is_empty() {
         parts.push(table(ink, ["CORE", "PID", "SLICES", "SHARE", "TAKEN BACK"], &workers));
@@ -53,8 +53,8 @@ fn text(ink: TextStyle, status: &DeploymentStatus, adapters: &[LoadedAdapter]) -
     parts.join("\n\n")
 }
 
-fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
-    let requests = status.figures.requests;
+fn rows(status: &DeploymentStatus) -> Vec<(String, String)> {
+    let requests = status.stats.requests;
     let state = if status.ready { "serving" } else { "not ready" };
     let model = status.model.as_deref().map_or_else(|| "no model yet".into(), printable);
     let head = [
@@ -64,18 +64,18 @@ fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
         ),
         ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
     ];
-    let of_one = status.executors.is_empty().then(|| facts_of_one(&status.figures));
+    let of_one = status.executors.is_empty().then(|| executor_rows(&status.stats));
     let shared = [("registry", fleet::registry(&status.registry)), ("store", fleet::store(&status.store))];
     let shared = shared.into_iter().filter_map(|(name, text)| Some((name, text?)));
     let training = ("training", training::text(&status.training));
-    let facts = head.into_iter().chain(of_one.into_iter().flatten()).chain([training]).chain(shared);
-    facts.map(|(name, value)| (name.to_owned(), value)).collect()
+    let rows = head.into_iter().chain(of_one.into_iter().flatten()).chain([training]).chain(shared);
+    rows.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Returns the facts about a single executor; of several, a table shows the main facts.
-fn facts_of_one(figures: &ExecutorFigures) -> [(&'static str, String); 17] {
-    let ExecutorFigures { adapters, memory, device, cold_starts, speculation, workers, layers, .. } =
-        figures.clone();
+fn executor_rows(stats: &ExecutorStats) -> [(&'static str, String); 17] {
+    let ExecutorStats { adapters, memory, device, cold_starts, speculation, workers, layers, .. } =
+        stats.clone();
     let (memory, device) = (memory.unwrap_or_default(), device.unwrap_or_default());
     let cold_starts = cold_starts.unwrap_or_default();
     [

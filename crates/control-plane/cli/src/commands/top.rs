@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Re
 
 /// Formats one snapshot as lines.
 fn text(ink: TextStyle, look: &DashboardSnapshot) -> String {
-    let facts = cells::facts(look).map(|(name, value)| (name.to_owned(), value));
+    let rows = cells::rows(look).map(|(name, value)| (name.to_owned(), value));
     let executors: Vec<_> = look.executors.iter().map(cells::executor).collect();
     let memory: Vec<_> = look
         .executors
@@ -93,7 +93,7 @@ fn text(ink: TextStyle, look: &DashboardSnapshot) -> String {
     let models: Vec<_> = look.rows(None).iter().map(cells::model).collect();
     let memory =
         (!memory.is_empty()).then(|| table(ink, ["EXECUTOR", "MEMORY", "KIND", "BYTES", "OF"], &memory));
-    let parts = [pairs(ink, &facts), table(ink, cells::EXECUTORS, &executors)];
+    let parts = [pairs(ink, &rows), table(ink, cells::EXECUTORS, &executors)];
     parts
         .into_iter()
         .chain(memory)

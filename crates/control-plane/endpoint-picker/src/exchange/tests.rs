@@ -193,7 +193,7 @@ fn a_body_that_is_too_long_is_refused_and_not_kept() {
 fn a_body_that_finds_no_room_is_not_held_and_its_request_is_placed_all_the_same() {
     let picker = picker(&HOSTS);
     let others = u32::try_from(MAX_HELD_BYTES - 1500).unwrap();
-    let others = Arc::clone(&picker.room).try_acquire_many_owned(others).unwrap();
+    let others = Arc::clone(&picker.body_permits).try_acquire_many_owned(others).unwrap();
     let asked =
         [opening(BodySendMode::FullDuplexStreamed), body(&[b'a'; 1000], false), body(&[b'b'; 1000], false)];
     let said = replies(&picker, &asked);
@@ -204,7 +204,7 @@ fn a_body_that_finds_no_room_is_not_held_and_its_request_is_placed_all_the_same(
     drop(others);
     let said = replies(&picker, &asked);
     assert!(said[2].is_empty(), "there is room for both");
-    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES, "all is given back");
+    assert_eq!(picker.body_permits.available_permits(), MAX_HELD_BYTES, "all is given back");
 }
 
 #[test]
@@ -216,12 +216,16 @@ fn room_is_given_back_when_a_body_has_gone_on() {
         exchange.handle_message(message, &mut out).unwrap();
         exchange.said();
     }
-    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES - 1000);
+    assert_eq!(picker.body_permits.available_permits(), MAX_HELD_BYTES - 1000);
     exchange.handle_message(body(b"b", true), &mut out).unwrap();
-    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES - 1001, "pieces are on their way back");
+    assert_eq!(
+        picker.body_permits.available_permits(),
+        MAX_HELD_BYTES - 1001,
+        "pieces are on their way back"
+    );
     out.clear();
     exchange.said();
-    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES);
+    assert_eq!(picker.body_permits.available_permits(), MAX_HELD_BYTES);
 }
 
 #[test]

@@ -208,17 +208,17 @@ fn is_in(subset: &Subset, host: &Host) -> bool {
 
 /// Returns every executor of every host.
 fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &KnownPrefix) -> Vec<Candidate> {
-    let each = |seat| executors(seat).map(move |(index, told)| (seat, index, told));
+    let each = |seat| executors(seat).map(move |(index, executor)| (seat, index, executor));
     let executors = || seats.iter().flat_map(each);
-    let judge = EstimateSelector::of(asked, &executors().map(|(_, _, told)| told.seen));
-    let candidate = |(seat, index, told): (&HostCandidate<'_>, usize, &ExecutorReport)| {
+    let judge = EstimateSelector::of(asked, &executors().map(|(_, _, executor)| executor.seen));
+    let candidate = |(seat, index, executor): (&HostCandidate<'_>, usize, &ExecutorReport)| {
         let queued = RequestLoad { requests: seat.word.queued_each(), ..RequestLoad::default() };
         Candidate {
             executor: seat.host.number * MAX_EXECUTORS + index,
-            model: judge.model(told.seen),
-            running: told.running,
-            waiting: told.waiting.plus(queued).plus(seat.host.on_the_way(index)),
-            places: told.places,
+            model: judge.model(executor.seen),
+            running: executor.running,
+            waiting: executor.waiting.plus(queued).plus(seat.host.on_the_way(index)),
+            places: executor.places,
             adapter: match seat.adapter {
                 Some(adapter) if !seat.word.has(index, adapter.hash) => {
                     Residency::Absent { bytes: adapter.bytes }
@@ -226,8 +226,8 @@ fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &Kno
                 _ => Residency::Device,
             },
             cached_tokens: known.tokens(seat.host.number),
-            promised_tpot_us: told.promised_tpot_us,
-            availability: told.availability,
+            promised_tpot_us: executor.promised_tpot_us,
+            availability: executor.availability,
         }
     };
     // The iterator does not know its length, and growth of the list would move large candidates.

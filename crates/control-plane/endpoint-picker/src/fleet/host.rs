@@ -166,13 +166,13 @@ impl Host {
     ) -> Result<(), MissingDelta> {
         let before = self.word.take();
         let tag = report.registered.tag;
-        let told = |adapters: Vec<ReportedAdapter>| Arc::new(RegisteredAdapters::of(tag, adapters));
-        let registered = shared.or_else(|| report.registered.content.map(told)).ok_or(MissingDelta)?;
+        let indexed = |adapters: Vec<ReportedAdapter>| Arc::new(RegisteredAdapters::of(tag, adapters));
+        let registered = shared.or_else(|| report.registered.content.map(indexed)).ok_or(MissingDelta)?;
         let resident_tag = report.resident.tag;
         let kept = before.filter(|word| word.resident_tag == resident_tag).map(|word| word.resident);
         let hashes = |names: &Vec<String>| names.iter().map(|name| hasher.hash_one(name)).collect();
-        let told = |names: Vec<Vec<String>>| names.iter().map(hashes).collect();
-        let resident = report.resident.content.map(told).or(kept).ok_or(MissingDelta)?;
+        let hashed = |names: Vec<Vec<String>>| names.iter().map(hashes).collect();
+        let resident = report.resident.content.map(hashed).or(kept).ok_or(MissingDelta)?;
         self.sent.retain(|sent| sent.at + ON_THE_WAY > asked_at);
         self.on_the_way.clear();
         self.sent.iter().for_each(|sent| add(&mut self.on_the_way, sent));

@@ -38,11 +38,11 @@ impl ComparedText {
         let Some(base) = base else {
             return Ok(Self { template: beside.own_template(None).map(Arc::from), warnings: Vec::new() });
         };
-        let facts = base.facts();
+        let info = base.info();
         let bytes = |token| base.token_bytes(token);
         let tokens =
-            BaseTokens { bos: facts.bos_token.as_deref(), end_tokens: &facts.end_tokens, bytes: &bytes };
-        let template = beside.own_template(facts.chat_template.as_deref()).map(Arc::from);
+            BaseTokens { bos: info.bos_token.as_deref(), end_tokens: &info.end_tokens, bytes: &bytes };
+        let template = beside.own_template(info.chat_template.as_deref()).map(Arc::from);
         if let Some(source) = &template {
             base.check_chat_template(source).map_err(|error| beside.refused_template(&error))?;
         }

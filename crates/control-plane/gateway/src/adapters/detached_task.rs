@@ -7,7 +7,7 @@
 use super::errors::AdapterError;
 
 /// Runs `change` in a task of its own, which continues if the caller is dropped.
-pub(super) async fn to_end<T: Send + 'static>(
+pub(super) async fn run_detached<T: Send + 'static>(
     change: impl Future<Output = Result<T, AdapterError>> + Send + 'static,
 ) -> Result<T, AdapterError> {
     let done = tokio::spawn(change).await;
@@ -29,7 +29,7 @@ mod tests {
             let _ = ended.send("done");
             Ok(())
         };
-        let waiting = tokio::spawn(to_end(change));
+        let waiting = tokio::spawn(run_detached(change));
         tokio::task::yield_now().await;
         waiting.abort();
         assert!(waiting.await.unwrap_err().is_cancelled());
@@ -39,7 +39,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_that_panics_is_an_error() {
-        let changed = to_end::<()>(async { panic!("a fault") }).await;
+        let changed = run_detached::<()>(async { panic!("a fault") }).await;
         assert!(matches!(changed, Err(AdapterError::Stopped(_))), "{changed:?}");
     }
 }

@@ -127,7 +127,7 @@ impl AdapterLocation {
 
     /// Returns the same location, named `asked` in errors.
     #[must_use]
-    pub(super) fn told_as(self, asked: &Path) -> Self {
+    pub(super) fn displayed_as(self, asked: &Path) -> Self {
         Self { asked: asked.to_owned(), ..self }
     }
 

@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     database::{Database, DatabaseError, signed},
-    detached_task::to_end,
+    detached_task::run_detached,
     errors::AdapterError,
     registry::Registry,
 };
@@ -58,7 +58,7 @@ impl Registry {
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn set_expiry(self: &Arc<Self>, name: &str, at: Option<u64>) -> Result<(), AdapterError> {
         let (registry, name) = (Arc::clone(self), name.to_owned());
-        to_end(async move { registry.write_expiry(&name, at).await }).await
+        run_detached(async move { registry.write_expiry(&name, at).await }).await
     }
 
     async fn write_expiry(&self, name: &str, at: Option<u64>) -> Result<(), AdapterError> {

@@ -121,7 +121,7 @@ pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMer
     }
     let names: Vec<String> = parts.iter().map(name).collect();
     let each = |figure: fn(&Record) -> u64| parts.iter().map(move |part| figure(&part.entry.record));
-    let total = |figures: fn(&Record) -> u64| each(figures).fold(0, u64::saturating_add);
+    let total = |field: fn(&Record) -> u64| each(field).fold(0, u64::saturating_add);
     let generations = parts.iter().map(|part| (part.entry.record.weights(), part.weight.to_bits()));
     let weights = AdapterVersion::of_sum(generations.collect());
     let (generation, template) = OwnTemplate::over(weights, template(&parts)?);

@@ -189,7 +189,7 @@ impl Registry {
 
     /// Deletes cached files beyond the cache's limit, except those of pinned adapters and of adapters in use.
     pub(super) async fn trim(&self) {
-        if self.fetch_figures().is_none() {
+        if self.bucket_stats().is_none() {
             return;
         }
         let needed = |entry: &&Arc<AdapterEntry>| entry.is_pinned() || entry.requests() > 0;
@@ -213,7 +213,7 @@ impl Registry {
         let sources = entry.sources();
         let files = sources.iter().map(|(record, weight)| LoadFiles {
             content: record.content,
-            told: self.display_source(&record.name, &record.source),
+            display_path: self.display_source(&record.name, &record.source),
             weight: *weight,
         });
         let files: Vec<_> = files.collect();
@@ -246,9 +246,9 @@ impl Registry {
         let mut started = Instant::now();
         // The staged files last while other adapters are evicted.
         let mut lent = Vec::with_capacity(files.len());
-        for LoadFiles { content, told, weight } in files {
+        for LoadFiles { content, display_path, weight } in files {
             let part = home.executor.stage_files(&self.store.path(*content)).await;
-            lent.push((part.inspect_err(|_| self.counters.failed())?.told_as(told), *weight));
+            lent.push((part.inspect_err(|_| self.counters.failed())?.displayed_as(display_path), *weight));
         }
         loop {
             match home.executor.load_adapter(&lent, owner).await {
@@ -395,7 +395,7 @@ impl Registry {
 pub(super) struct LoadFiles<'a> {
     pub(super) content: ContentId,
     /// Path of the files in errors.
-    pub(super) told: &'a Path,
+    pub(super) display_path: &'a Path,
     /// Weight of the adapter in the merged adapter.
     pub(super) weight: f32,
 }

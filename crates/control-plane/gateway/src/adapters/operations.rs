@@ -14,7 +14,7 @@ use types::{AdapterId, AdapterVersion, TenantId};
 use super::{
     base::{Base, ComparedText},
     database::{DatabaseError, Labels, OwnTemplate, Record},
-    detached_task::to_end,
+    detached_task::run_detached,
     entry::AdapterEntry,
     errors::AdapterError,
     jail::AdapterLocation,
@@ -89,7 +89,7 @@ impl Registry {
         terms: Terms,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
         check_name(&request.name, base.name)?;
-        let place = AdapterLocation::anywhere(&request.path)?.told_as(Path::new(&request.name));
+        let place = AdapterLocation::anywhere(&request.path)?.displayed_as(Path::new(&request.name));
         self.load_from(place, request, base, LoadOrigin::Tenant(terms), ()).await
     }
 
@@ -107,7 +107,7 @@ impl Registry {
             let _held = held;
             registry.copy_and_load(place, request, text, by).await
         };
-        to_end(load).await
+        run_detached(load).await
     }
 
     async fn copy_and_load(
@@ -246,8 +246,11 @@ impl Registry {
         let home = self.least_loaded();
         // `moving` is held until the adapter is registered; otherwise `restore` would free it.
         let moving = home.moving.lock().await;
-        let files =
-            LoadFiles { content, told: self.display_source(&request.name, &request.path), weight: 1.0 };
+        let files = LoadFiles {
+            content,
+            display_path: self.display_source(&request.name, &request.path),
+            weight: 1.0,
+        };
         let loaded = self.load_files(home, &[files], tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         // No request uses a draft adapter, so only its pin keeps it in the executors.

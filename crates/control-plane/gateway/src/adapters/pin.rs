@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use types::AdapterId;
 
 use super::{
-    detached_task::to_end, entry::AdapterEntry, errors::AdapterError, registry::Registry,
+    detached_task::run_detached, entry::AdapterEntry, errors::AdapterError, registry::Registry,
     residency::ExecutorAdapters,
 };
 
@@ -23,7 +23,7 @@ impl Registry {
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn pin(self: &Arc<Self>, name: &str, pin: Pin) -> Result<Arc<AdapterEntry>, AdapterError> {
         let (registry, name) = (Arc::clone(self), name.to_owned());
-        to_end(async move { registry.set_pin(&name, pin).await }).await
+        run_detached(async move { registry.set_pin(&name, pin).await }).await
     }
 
     async fn set_pin(&self, name: &str, pin: Pin) -> Result<Arc<AdapterEntry>, AdapterError> {

@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     base::{Base, ComparedText},
-    detached_task::to_end,
+    detached_task::run_detached,
     entry::AdapterEntry,
     errors::AdapterError,
     names::check_name,
@@ -131,7 +131,7 @@ impl Registry {
         push: ArrivingPush,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let registry = Arc::clone(self);
-        to_end(async move { registry.load_pushed(push).await }).await
+        run_detached(async move { registry.load_pushed(push).await }).await
     }
 
     async fn load_pushed(self: &Arc<Self>, push: ArrivingPush) -> Result<Arc<AdapterEntry>, AdapterError> {

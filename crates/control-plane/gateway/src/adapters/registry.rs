@@ -25,7 +25,7 @@ use super::{
     residency::{ExecutorAdapters, Tier},
     stats::{RegistryCounters, RegistryStats},
     store::{
-        AdapterStore, BucketAddress, CacheHold, CleanupScope, EphemeralStorage, FetchStats, bucket::Bucket,
+        AdapterStore, BucketAddress, BucketStats, CacheHold, CleanupScope, EphemeralStorage, bucket::Bucket,
     },
     table::AdapterNames,
     tenant_quota::TenantQuota,
@@ -228,8 +228,8 @@ impl Registry {
     }
 
     #[must_use]
-    pub fn fetch_figures(&self) -> Option<FetchStats> {
-        self.store.fetch_figures()
+    pub fn bucket_stats(&self) -> Option<BucketStats> {
+        self.store.bucket_stats()
     }
 
     /// Absolute path of the directory from which adapters are loaded over HTTP.
@@ -249,7 +249,7 @@ impl Registry {
     }
 
     #[must_use]
-    pub fn figures(&self) -> RegistryStats {
+    pub fn stats(&self) -> RegistryStats {
         self.counters.read()
     }
 

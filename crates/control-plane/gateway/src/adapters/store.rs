@@ -47,7 +47,7 @@ pub use self::{
     address::BucketAddress,
     bucket::BucketError,
     content::ContentId,
-    fetch::FetchStats,
+    fetch::BucketStats,
     incoming::{IncomingAdapter, IncomingFile},
     memory::EphemeralStorage,
     push::Durability,
@@ -150,7 +150,7 @@ pub(crate) struct AdapterStore {
 struct Remote {
     bucket: Arc<Bucket>,
     cache: Arc<Cache>,
-    figures: fetch::BucketCounters,
+    counters: fetch::BucketCounters,
 }
 
 impl AdapterStore {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::{
         adapters::{Labels, Record, store::ContentId},
-        caller::Urgency,
+        caller::RequestPriority,
         limits::KeyLimit,
     };
 
@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn caller(tenant: &str, role: KeyRole) -> Caller {
-        Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None), urgency: Urgency::Online }
+        Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None), priority: RequestPriority::Online }
     }
 
     #[test]

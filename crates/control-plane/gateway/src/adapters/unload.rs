@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{
     database::DatabaseError,
-    detached_task::to_end,
+    detached_task::run_detached,
     entry::AdapterEntry,
     errors::AdapterError,
     registry::Registry,
@@ -21,7 +21,7 @@ impl Registry {
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn unload(self: &Arc<Self>, name: &str, expected: Option<&str>) -> Result<u64, AdapterError> {
         let (registry, name, expected) = (Arc::clone(self), name.to_owned(), expected.map(str::to_owned));
-        to_end(async move { registry.remove_and_retire(&name, expected.as_deref()).await }).await
+        run_detached(async move { registry.remove_and_retire(&name, expected.as_deref()).await }).await
     }
 
     async fn remove_and_retire(

@@ -55,7 +55,7 @@ impl Registry {
         base: Base<'_>,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.check_load(&request, base.name)?;
-        let place = arrived.place().map_err(StoreError::from)?.told_as(&request.path);
+        let place = arrived.place().map_err(StoreError::from)?.displayed_as(&request.path);
         self.load_from(place, request, base, LoadOrigin::Administrator, (arrived, turn)).await
     }
 }

@@ -31,8 +31,8 @@ const SWEEP_ABOVE: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Waiter {
     number: u64,
-    pub(super) turn: oneshot::Sender<Result<AdmissionPermit, QueueRefusal>>,
-    pub(super) standing: Vec<WaitingEntry>,
+    pub(super) permit: oneshot::Sender<Result<AdmissionPermit, QueueRefusal>>,
+    pub(super) waiting: Vec<WaitingEntry>,
 }
 
 /// A request whose permit is granted.
@@ -45,9 +45,9 @@ pub(super) struct AdmittedRequest {
 }
 
 impl AdmittedRequest {
-    fn of(turn: DequeuedRequest<Principal, Waiter>) -> Self {
-        let QueueEntry { item, size, cost_tokens, .. } = turn.entry;
-        Self { principal: turn.tenant, sequences: size, charged_tokens: cost_tokens, waiter: item }
+    fn of(dequeued: DequeuedRequest<Principal, Waiter>) -> Self {
+        let QueueEntry { item, size, cost_tokens, .. } = dequeued.entry;
+        Self { principal: dequeued.tenant, sequences: size, charged_tokens: cost_tokens, waiter: item }
     }
 }
 
@@ -61,7 +61,7 @@ pub struct TenantQueueStats {
 
 #[derive(Debug)]
 struct TenantState {
-    line: DelayTracker,
+    delay: DelayTracker,
     requests: Option<TokenBucket>,
     tokens: Option<TokenBucket>,
     served_tokens: u64,
@@ -76,7 +76,7 @@ pub(super) struct QueueState {
     queue: FairQueue<Principal, Waiter>,
     tenants: BTreeMap<Principal, TenantState>,
     rate: ServiceRate,
-    headroom: BurstLimit<Principal>,
+    burst_limit: BurstLimit<Principal>,
     /// Background requests; the other fields measure online requests alone.
     background: FairQueue<Principal, Waiter>,
     background_limit: BackgroundLimit,
@@ -96,7 +96,7 @@ impl QueueState {
             queue: FairQueue::new(bounds),
             tenants: BTreeMap::new(),
             rate: ServiceRate::default(),
-            headroom: BurstLimit::default(),
+            burst_limit: BurstLimit::default(),
             background: FairQueue::new(bounds),
             background_limit: BackgroundLimit::default(),
             reserved: 0,
@@ -105,19 +105,23 @@ impl QueueState {
     }
 
     /// Fails if every request of a tenant would be refused.
-    pub(super) fn check_tenant(&mut self, tenant: &Arc<str>, room: FreeCapacity) -> Result<(), QueueRefusal> {
+    pub(super) fn check_tenant(
+        &mut self,
+        tenant: &Arc<str>,
+        capacity: FreeCapacity,
+    ) -> Result<(), QueueRefusal> {
         if self.classes.look_at_adapters() {
             return Ok(());
         }
         let class = self.classes.of(None, tenant);
-        self.check(&Principal { class, tenant: Arc::clone(tenant) }, room)
+        self.check(&Principal { class, tenant: Arc::clone(tenant) }, capacity)
     }
 
-    fn check(&mut self, principal: &Principal, room: FreeCapacity) -> Result<(), QueueRefusal> {
+    fn check(&mut self, principal: &Principal, capacity: FreeCapacity) -> Result<(), QueueRefusal> {
         self.check_rates(principal)?;
         let tenant = self.tenant(principal);
-        let places = if room.requests > 0 { SlotAvailability::Free } else { SlotAvailability::Taken };
-        match tenant.line.check(places) {
+        let places = if capacity.requests > 0 { SlotAvailability::Free } else { SlotAvailability::Taken };
+        match tenant.delay.check(places) {
             Err(overload) if self.has_its_share(principal) => Err(QueueRefusal::Overload {
                 target_ms: overload.target.as_millis(),
                 wait_s: whole_seconds(overload.forecast),
@@ -153,7 +157,7 @@ impl QueueState {
         let (mut all, mut weights, mut own) = (0, 0, (0, 1));
         let online = self.tenants.iter().filter(|(other, _)| !self.is_background(other));
         for (other, tenant) in online {
-            let waiting = tenant.line.waiting() as u64;
+            let waiting = tenant.delay.waiting() as u64;
             let weight = u64::from(self.classes.get(other.class).settings.weight.get());
             if other == principal {
                 own = (waiting, weight);
@@ -169,9 +173,9 @@ impl QueueState {
     pub(super) fn join(
         &mut self,
         asked: &AdmissionRequest,
-        room: FreeCapacity,
+        capacity: FreeCapacity,
     ) -> Result<(u64, oneshot::Receiver<Result<AdmissionPermit, QueueRefusal>>), QueueRefusal> {
-        fits(asked.sequences, room)?;
+        fits(asked.sequences, capacity)?;
         let classes = Arc::clone(&self.classes);
         let class = classes.get(asked.principal.class);
         let is_background = self.is_background(&asked.principal);
@@ -179,20 +183,20 @@ impl QueueState {
             // Waiting in the background is no sign of overload.
             self.check_rates(&asked.principal)?;
         } else {
-            self.check(&asked.principal, room)?;
+            self.check(&asked.principal, capacity)?;
             self.keeps_promise(asked, class)?;
         }
         let now_us = self.now_us();
         self.last += 1;
-        let (turn, receiver) = oneshot::channel();
+        let (permit, receiver) = oneshot::channel();
         let tenant = self.tenant(&asked.principal);
         if let Some(requests) = &mut tenant.requests {
             requests.consume(1, now_us);
         }
-        let wait_s = whole_seconds(tenant.line.forecast());
-        let standing = tenant.line.join(asked.sequences);
+        let wait_s = whole_seconds(tenant.delay.forecast());
+        let waiting = tenant.delay.join(asked.sequences);
         let entry = QueueEntry {
-            item: Waiter { number: self.last, turn, standing },
+            item: Waiter { number: self.last, permit, waiting },
             cost_tokens: asked.cost_tokens,
             size: asked.sequences.max(1),
             class: class.settings.priority,
@@ -203,16 +207,16 @@ impl QueueState {
         let weight = class.settings.weight.get().into();
         let queue = if is_background { &mut self.background } else { &mut self.queue };
         let displaced = queue.push(&asked.principal, weight, entry).map_err(|_| full())?;
-        let size = displaced.iter().map(|turn| turn.entry.size).sum();
-        for turn in displaced {
-            _ = turn.entry.item.turn.send(Err(full()));
+        let size = displaced.iter().map(|dequeued| dequeued.entry.size).sum();
+        for dequeued in displaced {
+            _ = dequeued.entry.item.permit.send(Err(full()));
         }
         class.tally.request();
         if !is_background {
             self.background_limit.end_online(size, now_us);
             self.background_limit.begin_online(asked.sequences.max(1));
             self.rate.observe(0, true, now_us);
-            self.headroom.ask(&asked.principal, weight, now_us);
+            self.burst_limit.ask(&asked.principal, weight, now_us);
         }
         Ok((self.last, receiver))
     }
@@ -247,45 +251,45 @@ impl QueueState {
     }
 
     /// Removes and returns the next requests for which there is capacity.
-    pub(super) fn dispatch(&mut self, room: FreeCapacity) -> Vec<AdmittedRequest> {
+    pub(super) fn dispatch(&mut self, capacity: FreeCapacity) -> Vec<AdmittedRequest> {
         let now_us = self.now_us();
         let mut grants = Vec::new();
-        self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
-        while self.reserved < room.requests {
-            let crowd = self.headroom.crowd(now_us);
+        self.burst_limit.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        while self.reserved < capacity.requests {
+            let crowd = self.burst_limit.crowd(now_us);
             let may = |tenant: &Principal, waiter: &Waiter| {
-                waiter.standing.len() <= room.sequences && crowd.lets(tenant, room.places)
+                waiter.waiting.len() <= capacity.sequences && crowd.lets(tenant, capacity.places)
             };
-            let Some(turn) = self.queue.pop(now_us, may) else { break };
+            let Some(dequeued) = self.queue.pop(now_us, may) else { break };
             self.reserved += 1;
-            self.headroom.send(&turn.tenant, turn.entry.size);
-            grants.push(AdmittedRequest::of(turn));
+            self.burst_limit.send(&dequeued.tenant, dequeued.entry.size);
+            grants.push(AdmittedRequest::of(dequeued));
         }
-        self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        self.burst_limit.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         self.rate.observe(0, !self.queue.is_empty(), now_us);
         while self.queue.is_empty()
-            && self.reserved < room.requests
-            && let Some(granted) = self.pop_background(room, now_us)
+            && self.reserved < capacity.requests
+            && let Some(granted) = self.pop_background(capacity, now_us)
         {
             grants.push(granted);
         }
         grants
     }
 
-    fn pop_background(&mut self, room: FreeCapacity, now_us: u64) -> Option<AdmittedRequest> {
+    fn pop_background(&mut self, capacity: FreeCapacity, now_us: u64) -> Option<AdmittedRequest> {
         let limit = &self.background_limit;
-        let turn = self.background.pop(now_us, |_, waiter| {
-            let sequences = waiter.standing.len();
-            sequences <= room.sequences && limit.lets(sequences, room.background, now_us)
+        let dequeued = self.background.pop(now_us, |_, waiter| {
+            let sequences = waiter.waiting.len();
+            sequences <= capacity.sequences && limit.lets(sequences, capacity.background, now_us)
         })?;
         self.reserved += 1;
-        self.background_limit.send(turn.entry.size);
-        Some(AdmittedRequest::of(turn))
+        self.background_limit.send(dequeued.entry.size);
+        Some(AdmittedRequest::of(dequeued))
     }
 
     /// Returns the number of background sequences that may run now.
-    pub(super) fn background_slots(&self, room: FreeCapacity) -> usize {
-        self.background_limit.slots(room.background, self.now_us())
+    pub(super) fn background_slots(&self, capacity: FreeCapacity) -> usize {
+        self.background_limit.slots(capacity.background, self.now_us())
     }
 
     fn is_background(&self, principal: &Principal) -> bool {
@@ -294,17 +298,17 @@ impl QueueState {
 
     /// Notes that `sequences` sequences have their first tokens, or will never have any.
     pub(super) fn begin(&mut self, principal: &Principal, sequences: usize) {
-        self.headroom.begin(principal, sequences);
+        self.burst_limit.begin(principal, sequences);
     }
 
     pub(super) fn cancel(&mut self, number: u64) -> Option<Waiter> {
         let now_us = self.now_us();
         let is_it = |waiter: &Waiter| waiter.number == number;
-        if let Some(turn) = self.queue.cancel(is_it).pop() {
-            self.background_limit.end_online(turn.entry.size, now_us);
-            return Some(turn.entry.item);
+        if let Some(dequeued) = self.queue.cancel(is_it).pop() {
+            self.background_limit.end_online(dequeued.entry.size, now_us);
+            return Some(dequeued.entry.item);
         }
-        self.background.cancel(is_it).pop().map(|turn| turn.entry.item)
+        self.background.cancel(is_it).pop().map(|dequeued| dequeued.entry.item)
     }
 
     pub(super) fn release(&mut self) {
@@ -326,7 +330,7 @@ impl QueueState {
             self.background.reconcile(principal, weight, charged_tokens, served_tokens);
         } else {
             self.background_limit.end_online(sequences, now_us);
-            self.headroom.end(principal, sequences, served_tokens, now_us);
+            self.burst_limit.end(principal, sequences, served_tokens, now_us);
             self.queue.reconcile(principal, weight, charged_tokens, served_tokens);
             self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);
         }
@@ -342,20 +346,20 @@ impl QueueState {
         self.queue.len()
     }
 
-    pub(super) fn figures(&self) -> Vec<TenantQueueStats> {
-        let figures = self.tenants.iter().map(|(principal, tenant)| TenantQueueStats {
+    pub(super) fn stats(&self) -> Vec<TenantQueueStats> {
+        let stats = self.tenants.iter().map(|(principal, tenant)| TenantQueueStats {
             principal: principal.clone(),
-            waiting: tenant.line.waiting(),
+            waiting: tenant.delay.waiting(),
             served_tokens: tenant.served_tokens,
         });
-        figures.collect()
+        stats.collect()
     }
 
     fn tenant(&mut self, principal: &Principal) -> &mut TenantState {
         if self.tenants.len() > SWEEP_ABOVE && !self.tenants.contains_key(principal) {
             // Tenants with a limit per minute are kept, so that they cannot reset it by staying away.
             self.tenants.retain(|_, tenant| {
-                !tenant.line.is_left() || tenant.requests.is_some() || tenant.tokens.is_some()
+                !tenant.delay.is_left() || tenant.requests.is_some() || tenant.tokens.is_some()
             });
         }
         let (now_us, delays) = (self.now_us(), self.limits.delays);
@@ -365,7 +369,7 @@ impl QueueState {
                 limit.map(|limit| TokenBucket::new(limit.get().into(), now_us))
             };
             TenantState {
-                line: DelayTracker::new(delays, Arc::clone(&self.clock)),
+                delay: DelayTracker::new(delays, Arc::clone(&self.clock)),
                 requests: bucket(settings.requests_per_min),
                 tokens: bucket(settings.tokens_per_min),
                 served_tokens: 0,
@@ -379,9 +383,9 @@ impl QueueState {
 }
 
 /// Refuses a request with more sequences than executors can ever run together.
-pub(super) fn fits(sequences: usize, room: FreeCapacity) -> Result<(), QueueRefusal> {
-    if room.limit > 0 && sequences > room.limit {
-        return Err(QueueRefusal::TooMany { asked: sequences, limit: room.limit });
+pub(super) fn fits(sequences: usize, capacity: FreeCapacity) -> Result<(), QueueRefusal> {
+    if capacity.limit > 0 && sequences > capacity.limit {
+        return Err(QueueRefusal::TooMany { asked: sequences, limit: capacity.limit });
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ impl Clock for QueueTestClock {
 }
 
 struct QueueHarness {
-    desk: QueueState,
+    state: QueueState,
     classes: Arc<ServiceClasses>,
     clock: Arc<QueueTestClock>,
     waiting: Vec<Receiver<Result<AdmissionPermit, QueueRefusal>>>,
@@ -58,8 +58,8 @@ impl QueueHarness {
             background_share: 0.5,
             background_beside: 1,
         };
-        let desk = QueueState::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
-        Self { desk, classes, clock, waiting: Vec::new() }
+        let state = QueueState::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
+        Self { state, classes, clock, waiting: Vec::new() }
     }
 
     fn advance(&self, time: Duration) {
@@ -72,7 +72,7 @@ impl QueueHarness {
     }
 
     fn ask(&mut self, asked: &AdmissionRequest) -> Result<(), QueueRefusal> {
-        let (_, receiver) = self.desk.join(asked, FreeCapacity { requests: 0, sequences: 0, ..ROOMY })?;
+        let (_, receiver) = self.state.join(asked, FreeCapacity { requests: 0, sequences: 0, ..ROOMY })?;
         self.waiting.push(receiver);
         Ok(())
     }
@@ -84,14 +84,14 @@ impl QueueHarness {
     /// Serves one request as charged, and returns its tenant.
     fn serve(&mut self) -> Option<String> {
         let AdmittedRequest { principal, sequences, charged_tokens, mut waiter } =
-            self.desk.dispatch(ROOMY).pop()?;
-        self.desk.release();
-        for mut standing in waiter.standing.drain(..) {
-            standing.launched();
-            standing.begun(Duration::ZERO);
+            self.state.dispatch(ROOMY).pop()?;
+        self.state.release();
+        for mut waiting in waiter.waiting.drain(..) {
+            waiting.launched();
+            waiting.begun(Duration::ZERO);
         }
-        self.desk.begin(&principal, sequences);
-        self.desk.reconcile(&principal, sequences, [charged_tokens; 2]);
+        self.state.begin(&principal, sequences);
+        self.state.reconcile(&principal, sequences, [charged_tokens; 2]);
         Some(principal.tenant.to_string())
     }
 
@@ -143,22 +143,22 @@ fn a_request_that_no_executor_takes_now_lets_others_pass() {
     let large = AdmissionRequest { sequences: 9, ..bench.asked("large") };
     bench.ask(&large).unwrap();
     bench.join("small").unwrap();
-    let grants = bench.desk.dispatch(FreeCapacity { requests: 5, sequences: 8, ..SMALL });
+    let grants = bench.state.dispatch(FreeCapacity { requests: 5, sequences: 8, ..SMALL });
     assert_eq!(grants.iter().map(|grant| &*grant.principal.tenant).collect::<Vec<_>>(), ["small"]);
-    bench.desk.release();
-    assert_eq!(bench.desk.dispatch(SMALL).len(), 1);
+    bench.state.release();
+    assert_eq!(bench.state.dispatch(SMALL).len(), 1);
 }
 
 #[test]
 fn a_turn_is_given_once_and_whoever_leaves_has_none() {
     let mut bench = QueueHarness::new(&[]);
     (0..3).for_each(|_| bench.join("a").unwrap());
-    assert!(bench.desk.cancel(2).is_some() && bench.desk.cancel(2).is_none());
-    assert_eq!(bench.desk.dispatch(SMALL).len(), 1);
-    assert_eq!(bench.desk.dispatch(SMALL).len(), 0, "it is not under way");
-    bench.desk.release();
+    assert!(bench.state.cancel(2).is_some() && bench.state.cancel(2).is_none());
+    assert_eq!(bench.state.dispatch(SMALL).len(), 1);
+    assert_eq!(bench.state.dispatch(SMALL).len(), 0, "it is not under way");
+    bench.state.release();
     assert_eq!(bench.served(5).len(), 1);
-    assert_eq!(bench.desk.figures()[0].waiting, 0);
+    assert_eq!(bench.state.stats()[0].waiting, 0);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_line_that_stands_still_is_its_tenants_alone() {
     }
     assert!(matches!(bench.join("flood").unwrap_err(), QueueRefusal::Overload { .. }));
     let flood = "flood".into();
-    assert!(bench.desk.check_tenant(&flood, FreeCapacity::default()).is_err(), "nor is a body read for it");
+    assert!(bench.state.check_tenant(&flood, FreeCapacity::default()).is_err(), "nor is a body read for it");
     bench.join("guest").unwrap();
     bench.advance(Duration::from_secs(10));
     bench.join("guest").expect("its line stands still as well, but not for what it sent");
@@ -252,17 +252,17 @@ fn a_flood_has_few_places_beside_one_who_is_served_as_it_asks_and_all_without() 
     assert!(bench.served(2).contains(&"other".to_owned()));
     let mut under_way = Vec::new();
     for _ in 0..10 {
-        for grant in bench.desk.dispatch(wide) {
-            bench.desk.release();
-            bench.desk.begin(&grant.principal, grant.sequences);
+        for grant in bench.state.dispatch(wide) {
+            bench.state.release();
+            bench.state.begin(&grant.principal, grant.sequences);
             under_way.push(grant.principal);
         }
     }
     assert_eq!(under_way.len(), 4, "of 64 places");
-    bench.desk.reconcile(&under_way[0], 1, [100, 100]);
-    assert_eq!(bench.desk.dispatch(wide).len(), 1, "one for one that has ended");
+    bench.state.reconcile(&under_way[0], 1, [100, 100]);
+    assert_eq!(bench.state.dispatch(wide).len(), 1, "one for one that has ended");
     bench.advance(Duration::from_secs(11));
-    assert!(bench.desk.dispatch(wide).len() > 40, "the other one asks no more");
+    assert!(bench.state.dispatch(wide).len() > 40, "the other one asks no more");
 }
 
 /// Returns a background request of `tenant`.
@@ -282,21 +282,21 @@ fn background_requests_go_only_while_no_online_request_waits_and_few_run_beside_
     let tenants = |grants: &[AdmittedRequest]| {
         grants.iter().map(|grant| grant.principal.tenant.to_string()).collect::<Vec<_>>()
     };
-    let first = bench.desk.dispatch(ROOMY);
+    let first = bench.state.dispatch(ROOMY);
     assert_eq!(tenants(&first), ["chat"], "the online request goes first");
-    bench.desk.release();
-    let beside = bench.desk.dispatch(wide);
+    bench.state.release();
+    let beside = bench.state.dispatch(wide);
     assert_eq!(tenants(&beside), ["batch"], "one background request beside it");
-    bench.desk.release();
-    bench.desk.reconcile(&first[0].principal, 1, [100, 100]);
+    bench.state.release();
+    bench.state.reconcile(&first[0].principal, 1, [100, 100]);
     drop(first);
-    assert!(bench.desk.dispatch(wide).is_empty(), "the next online request may come");
+    assert!(bench.state.dispatch(wide).is_empty(), "the next online request may come");
     bench.advance(Duration::from_secs(6));
-    assert_eq!(bench.desk.background_slots(wide), 4);
-    assert_eq!(bench.desk.dispatch(wide).len(), 3, "up to four run without online requests");
+    assert_eq!(bench.state.background_slots(wide), 4);
+    assert_eq!(bench.state.dispatch(wide).len(), 3, "up to four run without online requests");
     bench.join("chat").unwrap();
-    assert!(bench.desk.dispatch(FreeCapacity { requests: 0, ..wide }).is_empty());
-    assert_eq!(bench.desk.background_slots(wide), 1);
+    assert!(bench.state.dispatch(FreeCapacity { requests: 0, ..wide }).is_empty());
+    assert_eq!(bench.state.background_slots(wide), 1);
 }
 
 #[test]
@@ -311,8 +311,8 @@ fn waiting_background_requests_are_no_sign_of_overload_and_keep_their_own_limits
     bench.ask(&background(&bench, "a")).unwrap();
     bench.join("a").unwrap();
     let online = bench.classes.of(None, "a");
-    let figures = bench.desk.figures();
-    let waiting = |class| figures.iter().find(|one| one.principal.class == class).unwrap().waiting;
+    let stats = bench.state.stats();
+    let waiting = |class| stats.iter().find(|one| one.principal.class == class).unwrap().waiting;
     assert_eq!((waiting(online), waiting(bench.classes.background())), (1, 41));
-    assert_eq!(bench.desk.queued(), 1, "only online requests are in the queue");
+    assert_eq!(bench.state.queued(), 1, "only online requests are in the queue");
 }

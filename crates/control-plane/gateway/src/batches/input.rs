@@ -281,10 +281,10 @@ mod tests {
         ]
         .join("\n");
         let faults = validated(&text).unwrap_err();
-        let told: Vec<_> =
+        let found: Vec<_> =
             faults.iter().map(|fault| (fault.line, &*fault.code, fault.param.as_deref())).collect();
         assert_eq!(
-            told,
+            found,
             [
                 (Some(2), "invalid_json_line", None),
                 (Some(4), "duplicate_custom_id", Some("custom_id")),

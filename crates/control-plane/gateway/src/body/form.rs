@@ -63,7 +63,7 @@ impl MultipartForm {
         let parts = parts.map_err(|_| ApiError::not_multipart(kind.as_deref()))?;
         Ok(Self {
             parts,
-            clock: Clock { limit, pace: PeerTimeBudget::new(limit, LEAST_BYTES_PER_S), unparsed },
+            clock: Clock { limit, budget: PeerTimeBudget::new(limit, LEAST_BYTES_PER_S), unparsed },
             _memory: memory,
         })
     }
@@ -125,7 +125,7 @@ impl FormPart<'_> {
 #[derive(Debug)]
 struct Clock {
     limit: Duration,
-    pace: PeerTimeBudget,
+    budget: PeerTimeBudget,
     /// Bytes received since the parser last returned something.
     unparsed: Arc<AtomicU64>,
 }
@@ -137,8 +137,8 @@ impl Clock {
         next: impl Future<Output = Result<T, MultipartError>>,
     ) -> Result<T, ApiError> {
         let began = Instant::now();
-        let next = timeout(self.pace.left(), next).await;
-        self.pace.moved(began.elapsed(), self.unparsed.swap(0, Relaxed));
+        let next = timeout(self.budget.left(), next).await;
+        self.budget.moved(began.elapsed(), self.unparsed.swap(0, Relaxed));
         let next = next.map_err(|_| ApiError::body_too_slow(LEAST_BYTES_PER_S, self.limit))?;
         next.map_err(|error| broken(&error))
     }

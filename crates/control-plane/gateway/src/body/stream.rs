@@ -24,7 +24,7 @@ const BODY_BYTES: usize = 2 << 20;
 pub(crate) struct BinaryBody {
     body: Body,
     limit: Duration,
-    pace: PeerTimeBudget,
+    budget: PeerTimeBudget,
     _memory: Reservation,
 }
 
@@ -38,9 +38,9 @@ impl BinaryBody {
         }
         check_encoding(&request)?;
         let limit = app.connections.body_timeout;
-        let pace = PeerTimeBudget::new(limit, LEAST_BYTES_PER_S);
+        let budget = PeerTimeBudget::new(limit, LEAST_BYTES_PER_S);
         let memory = app.memory.reserve(&caller_of(&request)?.tenant, BODY_BYTES)?;
-        Ok(Self { body: request.into_body(), limit, pace, _memory: memory })
+        Ok(Self { body: request.into_body(), limit, budget, _memory: memory })
     }
 
     /// Length in bytes as far as the request declares one.
@@ -55,12 +55,12 @@ impl BinaryBody {
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         loop {
             let began = Instant::now();
-            let frame = timeout(self.pace.left(), self.body.frame()).await;
+            let frame = timeout(self.budget.left(), self.body.frame()).await;
             let frame = frame.map_err(|_| ApiError::body_too_slow(LEAST_BYTES_PER_S, self.limit))?;
             let Some(frame) = frame.transpose().map_err(|error| broken(&error))? else { return Ok(None) };
             // Other frames are trailers, which mean nothing here.
             if let Ok(bytes) = frame.into_data() {
-                self.pace.moved(began.elapsed(), bytes.len() as u64);
+                self.budget.moved(began.elapsed(), bytes.len() as u64);
                 return Ok(Some(bytes));
             }
         }

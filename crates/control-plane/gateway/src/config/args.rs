@@ -50,7 +50,7 @@ pub struct Args {
     pub connections: ConnectionArgs,
     /// Settings of metrics and traces.
     #[command(flatten)]
-    pub figures: TelemetryArgs,
+    pub telemetry: TelemetryArgs,
     /// Settings of KV events.
     #[command(flatten)]
     pub kv_events: KvEventArgs,

@@ -91,7 +91,7 @@ impl GatewayConfig {
             name: self.bases.first.clone(),
             is_first: true,
             executors: self.executors.clone(),
-            expected_workers: self.figures.expected_workers.clone(),
+            expected_workers: self.telemetry.expected_workers.clone(),
             model: self.model.clone(),
             served_model_name: self.served_model_name.clone(),
             parsers: self.parsers,

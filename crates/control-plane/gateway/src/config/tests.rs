@@ -96,9 +96,9 @@ fn a_model_name_with_a_colon_is_refused() {
 fn what_nobody_set_has_the_documented_default() {
     let config = config(&[]).unwrap();
     assert_eq!(config.connections, ConnectionLimits::default());
-    assert_eq!((config.rates, config.figures), (RateLimits::default(), TelemetryConfig::default()));
+    assert_eq!((config.rates, config.telemetry), (RateLimits::default(), TelemetryConfig::default()));
     assert_eq!((config.grace, config.executor.silence), (Duration::from_secs(10), Duration::from_secs(30)));
-    assert_eq!(config.turns.delays, DelayLimits::default());
+    assert_eq!(config.admission.delays, DelayLimits::default());
     assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
     assert_eq!(config.training, TrainingLimits::default());
 }

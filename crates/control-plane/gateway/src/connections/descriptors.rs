@@ -51,9 +51,9 @@ impl Budget {
 
     fn of(wanted: usize, descriptors: u64) -> Self {
         let others = OTHERS.min(descriptors / 2);
-        let room = usize::try_from(descriptors - others).unwrap_or(usize::MAX);
-        let reserve = (room / 8).clamp(1, MAX_RESERVE);
-        Self { connections: wanted.min(room.saturating_sub(reserve)).max(1), reserve }
+        let available = usize::try_from(descriptors - others).unwrap_or(usize::MAX);
+        let reserve = (available / 8).clamp(1, MAX_RESERVE);
+        Self { connections: wanted.min(available.saturating_sub(reserve)).max(1), reserve }
     }
 }
 

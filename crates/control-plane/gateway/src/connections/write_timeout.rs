@@ -21,7 +21,7 @@ const LEAST_BYTES_PER_S: u64 = 4 << 10;
 #[derive(Debug)]
 pub(super) struct WriteTimeout<T> {
     inner: T,
-    pace: PeerTimeBudget,
+    budget: PeerTimeBudget,
     waiting: Option<WriteWait>,
 }
 
@@ -33,7 +33,7 @@ struct WriteWait {
 
 impl<T> WriteTimeout<T> {
     pub(super) fn new(inner: T, timeout: Duration) -> Self {
-        Self { inner, pace: PeerTimeBudget::new(timeout, LEAST_BYTES_PER_S), waiting: None }
+        Self { inner, budget: PeerTimeBudget::new(timeout, LEAST_BYTES_PER_S), waiting: None }
     }
 
     /// Fails a pending write when the client's time budget is used up; `bytes` returns the length of a
@@ -46,9 +46,9 @@ impl<T> WriteTimeout<T> {
     ) -> Poll<io::Result<R>> {
         if let Poll::Ready(written) = &written {
             let waited = self.waiting.take().map(|waiting| waiting.since.elapsed());
-            self.pace.moved(waited.unwrap_or_default(), written.as_ref().map_or(0, bytes) as u64);
+            self.budget.moved(waited.unwrap_or_default(), written.as_ref().map_or(0, bytes) as u64);
         } else {
-            let begin = || WriteWait { since: Instant::now(), deadline: Box::pin(sleep(self.pace.left())) };
+            let begin = || WriteWait { since: Instant::now(), deadline: Box::pin(sleep(self.budget.left())) };
             ready!(self.waiting.get_or_insert_with(begin).deadline.as_mut().poll(cx));
             let message = format!(
                 "the client reads slower than {LEAST_BYTES_PER_S} bytes per second for too long \

@@ -49,18 +49,18 @@ pub struct SequenceBatch {
 }
 
 impl SequenceBatch {
-    /// Starts `sequences` over connection `epoch`, each in its own slot, with the queue entries `standing`.
+    /// Starts `sequences` over connection `epoch`, each in its own slot, with the queue entries `waiting`.
     pub(super) fn start(
         queue: &CommandQueue,
         epoch: u64,
         sequences: Vec<Generate>,
         ended: EndedSlots,
-        standing: &mut Vec<WaitingEntry>,
+        waiting: &mut Vec<WaitingEntry>,
         backlog: Arc<Backlog>,
     ) -> Result<Self, CallError> {
         let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
         let mut slots = queue.take_slots(&tokens)?;
-        slots.iter_mut().for_each(|slot| slot.attach_waiting(standing.pop()));
+        slots.iter_mut().for_each(|slot| slot.attach_waiting(waiting.pop()));
         // The budget of each sequence bounds the number of events, and the backlog their bytes in memory.
         let (sink, events) = mpsc::unbounded_channel();
         let (queues, live, kept) = (Vec::new(), Vec::new(), Vec::new());
@@ -93,7 +93,7 @@ impl SequenceBatch {
             None => {
                 let taken = queue.take_slots(&[sequence.prompt.len()])?.pop();
                 let mut slot = taken.ok_or_else(|| CallError::Unavailable("it has no slot".to_owned()))?;
-                slot.attach_waiting(self.kept[index].as_mut().and_then(SequenceSlot::take_standing));
+                slot.attach_waiting(self.kept[index].as_mut().and_then(SequenceSlot::take_waiting));
                 slot
             }
         };

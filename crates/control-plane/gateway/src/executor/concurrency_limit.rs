@@ -5,7 +5,7 @@
 //!
 //! An executor accepts more sequences than it runs at once, and serves them in the order of arrival,
 //! regardless of tenant. To leave the order to the admission queue ([`crate::admission_queue`]), the gateway
-//! sends only enough to keep the executor busy: [`SlotUsage::room`].
+//! sends only enough to keep the executor busy: [`SlotUsage::free`].
 
 use std::{
     fmt,
@@ -51,7 +51,7 @@ impl SlotUsage {
     /// Number of further requests that keep the executor busy: until its batch slots and spares are filled,
     /// and until the next steps have enough prompt tokens.
     #[must_use]
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         let spare = self.places / PLACES_A_SPARE + 1;
         let places = (self.places + spare).min(self.limit).saturating_sub(self.held);
         let ahead = self.chunk_tokens.saturating_mul(STEPS_AHEAD).saturating_sub(self.waiting_tokens);
@@ -76,7 +76,7 @@ struct SlotCounts {
 pub(super) struct SequenceSlots {
     counts: Arc<Mutex<SlotCounts>>,
     /// Notified when there may be capacity again.
-    room: Arc<Notify>,
+    capacity_changed: Arc<Notify>,
 }
 
 /// The right to run one sequence, released on drop.
@@ -84,7 +84,7 @@ pub(super) struct SequenceSlot {
     slots: SequenceSlots,
     /// Counted prompt tokens of the sequence; `None` once it has its first token.
     tokens: Option<usize>,
-    standing: Option<WaitingEntry>,
+    waiting: Option<WaitingEntry>,
 }
 
 impl fmt::Debug for SequenceSlots {
@@ -101,10 +101,10 @@ impl fmt::Debug for SequenceSlot {
 
 impl SequenceSlots {
     /// Creates `max` slots, until the executor reports a lower capacity.
-    pub(super) fn new(max: usize, room: Arc<Notify>) -> Self {
+    pub(super) fn new(max: usize, capacity_changed: Arc<Notify>) -> Self {
         let load =
             SlotUsage { held: 0, waiting_tokens: 0, places: max, chunk_tokens: usize::MAX, limit: max };
-        Self { counts: Arc::new(Mutex::new(SlotCounts { max, load })), room }
+        Self { counts: Arc::new(Mutex::new(SlotCounts { max, load })), capacity_changed }
     }
 
     /// Sets the capacity of a connected executor. Running sequences continue even if they exceed it.
@@ -115,7 +115,7 @@ impl SequenceSlots {
         counts.load.places = capacity.places;
         counts.load.chunk_tokens = capacity.chunk_tokens.max(1);
         drop(counts);
-        self.room.notify_one();
+        self.capacity_changed.notify_one();
     }
 
     /// Takes a slot for each prompt length in `tokens`, or none.
@@ -130,7 +130,7 @@ impl SequenceSlots {
         let slots = tokens.iter().map(|&tokens| {
             let tokens = tokens.min(chunk_tokens);
             load.waiting_tokens += tokens;
-            SequenceSlot { slots: self.clone(), tokens: Some(tokens), standing: None }
+            SequenceSlot { slots: self.clone(), tokens: Some(tokens), waiting: None }
         });
         Ok(slots.collect())
     }
@@ -145,29 +145,29 @@ impl SequenceSlots {
 }
 
 impl SequenceSlot {
-    pub(super) fn attach_waiting(&mut self, standing: Option<WaitingEntry>) {
-        self.standing = standing;
+    pub(super) fn attach_waiting(&mut self, waiting: Option<WaitingEntry>) {
+        self.waiting = waiting;
     }
 
     /// Returns the queue entry of the sequence, which continues in another slot.
-    pub(super) fn take_standing(&mut self) -> Option<WaitingEntry> {
-        self.standing.take()
+    pub(super) fn take_waiting(&mut self) -> Option<WaitingEntry> {
+        self.waiting.take()
     }
 
     pub(super) fn launched(&mut self) {
-        if let Some(standing) = &mut self.standing {
-            standing.launched();
+        if let Some(waiting) = &mut self.waiting {
+            waiting.launched();
         }
     }
 
     /// Notes that the sequence has its first token, after waiting `queued` in the executor.
     pub(super) fn begun(&mut self, queued: Duration) {
-        if let Some(standing) = self.standing.take() {
-            standing.begun(queued);
+        if let Some(waiting) = self.waiting.take() {
+            waiting.begun(queued);
         }
         if let Some(tokens) = self.tokens.take() {
             self.slots.counts().load.waiting_tokens -= tokens;
-            self.slots.room.notify_one();
+            self.slots.capacity_changed.notify_one();
         }
     }
 }
@@ -178,7 +178,7 @@ impl Drop for SequenceSlot {
         counts.load.held -= 1;
         counts.load.waiting_tokens -= self.tokens.unwrap_or(0);
         drop(counts);
-        self.slots.room.notify_one();
+        self.slots.capacity_changed.notify_one();
     }
 }
 
@@ -222,17 +222,17 @@ mod tests {
         let slots = slots(1000);
         slots.set_capacity(capacity(64, 500));
         let mut held = Vec::new();
-        while slots.load().room() > 0 {
+        while slots.load().free() > 0 {
             held.extend(slots.acquire(&[1]).unwrap());
         }
         assert_eq!(held.len(), 67, "the places, one more for each 32, and one");
         held.clear();
-        while slots.load().room() > 0 {
+        while slots.load().free() > 0 {
             held.extend(slots.acquire(&[5000]).unwrap());
         }
         assert_eq!(held.len(), 2, "however long they are, a step computes a chunk");
         held[0].begun(Duration::ZERO);
-        assert_eq!(slots.load().room(), 1, "one of them generates");
+        assert_eq!(slots.load().free(), 1, "one of them generates");
         drop(held);
         assert_eq!(slots.load().waiting_tokens, 0);
     }

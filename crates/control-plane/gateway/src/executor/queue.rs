@@ -21,7 +21,7 @@ pub struct SharedConnections {
     /// Number of requests so far. The number is shared because a sequence may move to another executor.
     requests: Arc<AtomicU64>,
     /// Notified when one of the executors may have capacity again.
-    pub room: Arc<Notify>,
+    pub capacity_changed: Arc<Notify>,
     /// Channel of the publisher of KV events, if there is one.
     pub(super) block_updates: Option<mpsc::Sender<FeedMessage>>,
 }
@@ -70,8 +70,8 @@ impl CommandQueue {
         self.slots.load()
     }
 
-    pub(super) fn room_changed(&self) {
-        self.common.room.notify_one();
+    pub(super) fn capacity_changed(&self) {
+        self.common.capacity_changed.notify_one();
     }
 
     /// Takes slots for sequences with prompts of `tokens` tokens each.

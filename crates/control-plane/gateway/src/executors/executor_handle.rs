@@ -95,7 +95,7 @@ impl ExecutorHandle {
 
     pub(crate) fn set_state(&self, state: ExecutorState) {
         *lock(&self.state) = state;
-        self.executor.room_changed();
+        self.executor.capacity_changed();
     }
 
     /// Keeps requests from an executor that ends, until another process takes its place.
@@ -127,7 +127,7 @@ impl ExecutorHandle {
 
     pub(crate) fn undrain(&self) {
         self.drained.store(false, Relaxed);
-        self.executor.room_changed();
+        self.executor.capacity_changed();
     }
 
     pub(crate) fn count_request(&self) {

@@ -128,14 +128,14 @@ fn the_report_keeps_its_text_and_a_reader_gets_every_field_back() {
     let device = DeviceFacts { kind: DeviceKind::Cuda, name: "A GPU".to_owned(), memory_bytes: 77 };
     let welcome = Welcome { device, ..crate::executor::tests::welcome() };
     let reports = [
-        figures(&report(), Some(&welcome), 78),
-        figures(&LastStats::default(), None, 0),
+        executor_stats(&report(), Some(&welcome), 78),
+        executor_stats(&LastStats::default(), None, 0),
         sums(&[report(), report()]),
     ];
     assert_eq!(GOLDEN.lines().count(), reports.len());
     for (golden, report) in GOLDEN.lines().zip(&reports) {
         assert_eq!(serde_json::to_string(report).unwrap(), golden);
         let value = serde_json::to_value(report).unwrap();
-        assert_eq!(serde_json::from_value::<ExecutorFigures>(value).unwrap(), *report);
+        assert_eq!(serde_json::from_value::<ExecutorStats>(value).unwrap(), *report);
     }
 }

@@ -9,7 +9,7 @@ impl GatewayMetrics {
     pub(super) fn refresh_classes(&self, classes: &ServiceClasses, bases: &[ReportedBase<'_>]) {
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
-        let tenants: Vec<_> = bases.iter().flat_map(|base| base.turns.figures()).collect();
+        let tenants: Vec<_> = bases.iter().flat_map(|base| base.admission.stats()).collect();
         for (id, class) in classes.all() {
             let name = class.settings.name.as_str();
             let [requests, throttled, tokens] = class.tally.counts();
@@ -26,7 +26,7 @@ impl GatewayMetrics {
                 }
             }
         }
-        let queued = bases.iter().map(|base| base.turns.queued() as u64).sum::<u64>();
+        let queued = bases.iter().map(|base| base.admission.queued() as u64).sum::<u64>();
         let reported = match &*self.executors {
             [only] if only.label().is_none() => u64::from(only.latest().stats.waiting),
             // With several executors, each reports its own value with its label.

@@ -80,15 +80,15 @@ impl AdapterLabels {
             return Arc::clone(&self.base);
         };
         let mut shown = self.shown();
-        if let Some(figures) = shown.get(name) {
-            return Arc::clone(figures);
+        if let Some(metrics) = shown.get(name) {
+            return Arc::clone(metrics);
         }
         if [BASE, OTHER].contains(&name) || shown.len() >= self.cap {
             return AdapterMetrics::new(store, OTHER);
         }
-        let figures = AdapterMetrics::new(store, name);
-        shown.insert(name.to_owned(), Arc::clone(&figures));
-        figures
+        let metrics = AdapterMetrics::new(store, name);
+        shown.insert(name.to_owned(), Arc::clone(&metrics));
+        metrics
     }
 
     pub(super) fn have(&self, name: &str) -> bool {
@@ -99,7 +99,7 @@ impl AdapterLabels {
     pub(super) fn retain(&self, store: &MetricStore, registered: impl Fn(&str) -> bool) {
         let mut shown = self.shown();
         let before = shown.len();
-        shown.retain(|name, figures| registered(name) || Arc::strong_count(figures) > 1);
+        shown.retain(|name, metrics| registered(name) || Arc::strong_count(metrics) > 1);
         if shown.len() < before {
             let known = |label: &str| label == BASE || label == OTHER || shown.contains_key(label);
             for id in BY_ADAPTER {

@@ -34,14 +34,14 @@ impl PerExecutorMetrics {
     pub(super) fn new(
         store: Arc<MetricStore>,
         label: Option<&str>,
-        figures: &TelemetryConfig,
+        telemetry: &TelemetryConfig,
         index: usize,
     ) -> Self {
         Self {
             label: label.map(str::to_owned),
             executor: ExecutorMetrics::new(&store),
             memory: MemoryMetrics::new(&store),
-            placement: PlacementMetrics::new(&store, figures.expected_workers(index)),
+            placement: PlacementMetrics::new(&store, telemetry.expected_workers(index)),
             layers: LayerMetrics::new(&store),
             latest: Mutex::default(),
             max_running: AtomicU32::new(0),

@@ -136,8 +136,8 @@ pub(super) fn count_by_adapter(
     }
     let names = names(registry, adapters);
     for (adapter, counts) in new {
-        let figures = names.get(&adapter.adapter).map(|name| adapters.of(store, Some(name)));
-        let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
+        let metrics = names.get(&adapter.adapter).map(|name| adapters.of(store, Some(name)));
+        let label = metrics.as_ref().map_or(OTHER, |metrics| &metrics.label);
         for ((id, kind, _), count) in BY_ADAPTER.iter().zip(counts) {
             store.number(*id, &[label, kind]).add(float(count));
         }

@@ -68,16 +68,16 @@ impl GatewayMetrics {
 
     /// Updates the metrics of loads, evictions and look-ups.
     pub(super) fn refresh_loads(&self, bases: &[ReportedBase<'_>]) {
-        let each = bases.iter().map(|base| base.registry.figures());
-        let figures = each.fold(RegistryStats::default(), |sum, more| sum.plus(&more));
+        let each = bases.iter().map(|base| base.registry.stats());
+        let stats = each.fold(RegistryStats::default(), |sum, more| sum.plus(&more));
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
-        set(Id::AdapterLoads, &["loaded"], figures.loads);
-        set(Id::AdapterLoads, &["failed"], figures.load_failures);
-        set(Id::AdapterEvictions, &[], figures.evictions);
-        set(Id::AdapterLookups, &["hit"], figures.hits);
-        set(Id::AdapterLookups, &["miss"], figures.misses);
-        self.store.histogram(Id::AdapterLoadTime, &[]).replace(&figures.load_buckets, figures.load_s);
+        set(Id::AdapterLoads, &["loaded"], stats.loads);
+        set(Id::AdapterLoads, &["failed"], stats.load_failures);
+        set(Id::AdapterEvictions, &[], stats.evictions);
+        set(Id::AdapterLookups, &["hit"], stats.hits);
+        set(Id::AdapterLookups, &["miss"], stats.misses);
+        self.store.histogram(Id::AdapterLoadTime, &[]).replace(&stats.load_buckets, stats.load_s);
         self.refresh_fetches(bases);
         bases.iter().for_each(|base| self.refresh_fleet(base.registry));
     }
@@ -102,29 +102,29 @@ impl GatewayMetrics {
         if let Some(freshness) = registry.freshness() {
             self.store.number(Id::RegistryAge, &[]).set(freshness.age.as_secs_f64());
         }
-        let Some(figures) = registry.fetch_figures() else { return };
+        let Some(stats) = registry.bucket_stats() else { return };
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
-        set(Id::StoreFetches, &["fetched"], figures.fetched);
-        set(Id::StoreFetches, &["failed"], figures.failed);
-        set(Id::StoreDamaged, &[], figures.damaged);
-        set(Id::StoreCacheBytes, &[], figures.cached_bytes);
-        set(Id::StoreEvictions, &[], figures.evicted);
+        set(Id::StoreFetches, &["fetched"], stats.fetched);
+        set(Id::StoreFetches, &["failed"], stats.failed);
+        set(Id::StoreDamaged, &[], stats.damaged);
+        set(Id::StoreCacheBytes, &[], stats.cached_bytes);
+        set(Id::StoreEvictions, &[], stats.evicted);
     }
 
     pub(super) fn refresh_training(&self, training: &Training) {
-        let figures = training.figures();
+        let stats = training.stats();
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
-        for (state, count) in figures.unfinished {
+        for (state, count) in stats.unfinished {
             set(Id::Jobs, &[state], count);
         }
-        for (outcome, count) in figures.ended {
+        for (outcome, count) in stats.ended {
             set(Id::JobsEnded, &[outcome], count);
         }
-        set(Id::TrainersLost, &[], figures.trainers_lost);
-        set(Id::TrainingSteps, &[], figures.steps);
-        set(Id::TrainedTokens, &[], figures.tokens);
+        set(Id::TrainersLost, &[], stats.trainers_lost);
+        set(Id::TrainingSteps, &[], stats.steps);
+        set(Id::TrainedTokens, &[], stats.tokens);
     }
 
     pub(super) fn refresh_batches(&self, batches: &Batches) {

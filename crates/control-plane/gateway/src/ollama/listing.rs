@@ -102,7 +102,7 @@ pub(crate) async fn show(
         let entry = entry.ok_or_else(|| ApiError::model_not_found(name))?;
         (adapter(&entry, &serving), entry.text(&serving.text))
     };
-    let template = text.facts().chat_template.as_deref();
+    let template = text.info().chat_template.as_deref();
     let mut capabilities = vec!["completion", "embedding"];
     if tools::are_called(app.parsers.calls, &*text) {
         capabilities.push("tools");
@@ -123,7 +123,7 @@ pub(crate) async fn show(
 
 /// Returns properties of the base; clients read the context length under the architecture's name.
 fn model_info(serving: &ServingState) -> Value {
-    let ModelSummary { architecture, parameters, .. } = &serving.text.facts().description;
+    let ModelSummary { architecture, parameters, .. } = &serving.text.info().description;
     let architecture = if architecture.is_empty() { "base" } else { architecture };
     let mut info = json!({
         "general.architecture": architecture,
@@ -157,7 +157,7 @@ fn model(
     (parent, format): (&str, &str),
     serving: &ServingState,
 ) -> Value {
-    let ModelSummary { architecture, weights, parameters } = &serving.text.facts().description;
+    let ModelSummary { architecture, weights, parameters } = &serving.text.info().description;
     let families: Vec<&str> =
         Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
     json!({

@@ -58,8 +58,8 @@ impl NdjsonBody {
     pub(super) fn record_step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate) {
         let piece = step.piece;
         if answer.job.logprobs.is_some() {
-            let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
-            self.scores.extend(told.content.iter().map(|token| json!(token)));
+            let scores = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
+            self.scores.extend(scores.content.iter().map(|token| json!(token)));
         }
         self.thought.push_str(&piece.thought);
         for part in piece.parts() {
@@ -104,7 +104,7 @@ impl NdjsonBody {
     fn line(&mut self, answer: &GenerationResponse) -> Value {
         let mut line = json!({ "model": answer.job.target.name, "created_at": now_rfc3339(), "done": false });
         let (text, thought) = (std::mem::take(&mut self.text), std::mem::take(&mut self.thought));
-        let told = match self.route {
+        let message = match self.route {
             OllamaRoute::Chat => {
                 line["message"] = json!({ "role": "assistant", "content": text });
                 &mut line["message"]
@@ -115,7 +115,7 @@ impl NdjsonBody {
             }
         };
         if !thought.is_empty() {
-            told["thinking"] = thought.into();
+            message["thinking"] = thought.into();
         }
         if !self.calls.is_empty() {
             line["message"]["tool_calls"] = std::mem::take(&mut self.calls).into();

@@ -188,7 +188,7 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
         NameState::Yes if registry.is_loading(entry) => "loading",
         NameState::Yes => "ready",
     };
-    let mut told = json!({
+    let mut answer = json!({
         "name": record.name,
         "generation": record.generation.to_string(),
         "rank": record.rank,
@@ -219,9 +219,9 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
     });
     if app.executors.are_several() {
         let has = |member: &&ExecutorHandle| registry.is_at(entry.id(), member.index());
-        told["executors"] = app.executors.all().iter().filter(has).map(ExecutorHandle::name).collect();
+        answer["executors"] = app.executors.all().iter().filter(has).map(ExecutorHandle::name).collect();
     }
-    told
+    answer
 }
 
 impl From<AdapterError> for ApiError {

@@ -105,7 +105,7 @@ impl ChatRequest {
         tools::check_history(&messages, text).map_err(|error| error.of(field))?;
         let mut calling = tools.map(|tools| RequestTools::new(tools, parsers.calls, text)).transpose()?;
         showing.tools = calling.as_ref().map_or_else(Vec::new, RequestTools::shown);
-        let template = text.facts().chat_template.as_deref();
+        let template = text.info().chat_template.as_deref();
         let format = ReasoningFormat::of(parsers.reasoning, template);
         if let Some(effort) = effort {
             effort.apply_to_template(template, format, &mut showing.variables)?;
@@ -134,7 +134,7 @@ impl ChatRequest {
             serving,
             target,
             tenant: Arc::clone(&caller.tenant),
-            urgency: caller.urgency,
+            priority: caller.priority,
             namespace,
             prompts: vec![PromptInput { tokens, text: None }],
             params,

@@ -152,9 +152,9 @@ impl Choice {
 
     /// Ends the provisional text; returns how many of its characters `said`, the next text, does not repeat.
     pub(crate) fn retract(&mut self, said: &str) -> usize {
-        let told = std::mem::take(&mut self.provisional);
-        let same = told.chars().zip(said.chars()).take_while(|(told, said)| told == said).count();
-        told.chars().count() - same
+        let shown = std::mem::take(&mut self.provisional);
+        let same = shown.chars().zip(said.chars()).take_while(|(shown, said)| shown == said).count();
+        shown.chars().count() - same
     }
 
     /// Returns the text that the draft tokens would add.
@@ -304,12 +304,12 @@ mod tests {
             let mut choice = Choice::new(Box::new(LetterDecoder(String::new())), scanner, 0, Scores::Drop);
             let mut text = String::new();
             for (guess, said) in &steps {
-                let told = choice.push(Output { provisional: guess.chars().map(u32::from).collect(), ..Output::default() });
-                prop_assert_eq!((told.text.as_str(), told.retracted), ("", 0));
-                let shown = format!("{text}{}", told.provisional);
+                let update = choice.push(Output { provisional: guess.chars().map(u32::from).collect(), ..Output::default() });
+                prop_assert_eq!((update.text.as_str(), update.retracted), ("", 0));
+                let shown = format!("{text}{}", update.provisional);
                 prop_assert!(!shown.contains(&stop), "{} in {}", stop, shown);
                 let piece = choice.push(output(said, None));
-                let (stays, rest) = told.provisional.split_at(told.provisional.len() - piece.retracted);
+                let (stays, rest) = update.provisional.split_at(update.provisional.len() - piece.retracted);
                 let behind = piece.text.strip_prefix(stays);
                 prop_assert!(behind.is_some_and(|behind| rest.is_empty() || !behind.starts_with(&rest[..1])));
                 text.push_str(&piece.text);

@@ -98,22 +98,22 @@ fn chat(answer: &GenerationResponse, wholes: &[CompleteChoice]) -> Result<Respon
 
 /// Returns the requested token ids and log-probabilities of the prompt of choice `index`.
 fn prompt<'a>(answer: &'a GenerationResponse, index: usize, whole: &CompleteChoice) -> PromptReport<'a> {
-    let told = answer.job.params.prompt_logprobs;
-    let prompt_logprobs = told.map(|_| logprobs::of_prompt(answer.job.text(), &whole.prompt));
+    let requested = answer.job.params.prompt_logprobs;
+    let prompt_logprobs = requested.map(|_| logprobs::of_prompt(answer.job.text(), &whole.prompt));
     PromptReport { prompt_logprobs, ..prompt_ids(answer, index) }
 }
 
 /// Returns the token ids of the prompt of choice `index`, if the request asks for token ids.
 pub(super) fn prompt_ids(answer: &GenerationResponse, index: usize) -> PromptReport<'_> {
-    let told = answer.job.params.returns_token_ids;
-    let prompt_token_ids = told.then(|| &answer.job.prompt_of(index).tokens[..]);
+    let requested = answer.job.params.returns_token_ids;
+    let prompt_token_ids = requested.then(|| &answer.job.prompt_of(index).tokens[..]);
     PromptReport { prompt_token_ids, prompt_logprobs: None }
 }
 
 /// Returns the token ids of `scored`, if the request asks for token ids.
 pub(super) fn token_ids(answer: &GenerationResponse, scored: &[ScoredToken]) -> Option<Vec<u32>> {
-    let told = answer.job.params.returns_token_ids;
-    told.then(|| scored.iter().map(|scored| scored.token.token).collect())
+    let requested = answer.job.params.returns_token_ids;
+    requested.then(|| scored.iter().map(|scored| scored.token.token).collect())
 }
 
 fn message(whole: &CompleteChoice) -> AssistantMessage<'_> {

@@ -73,7 +73,7 @@ impl CompletionBody {
             serving,
             target,
             tenant: Arc::clone(&caller.tenant),
-            urgency: caller.urgency,
+            priority: caller.priority,
             namespace,
             prompts,
             params,

@@ -15,7 +15,7 @@ use super::{
     tools::ToolCallReader,
 };
 use crate::{
-    adapters::Lease, admission_queue::Principal, caller::Urgency, errors::ApiError,
+    adapters::Lease, admission_queue::Principal, caller::RequestPriority, errors::ApiError,
     executors::executor_handle::ReadyExecutor, lifecycle::ServingState, service_classes::ServiceClasses,
     text::Text,
 };
@@ -64,7 +64,7 @@ pub struct GenerationRequest {
     pub serving: Arc<ServingState>,
     pub target: ModelTarget,
     pub tenant: Arc<str>,
-    pub urgency: Urgency,
+    pub priority: RequestPriority,
     /// Prefix cache namespaces, derived from the tenant and the adapter version.
     pub namespace: Namespace,
     /// At least one prompt.
@@ -199,9 +199,9 @@ impl GenerationRequest {
     #[must_use]
     pub(crate) fn principal(&self, classes: &ServiceClasses) -> Principal {
         let adapter = self.target.lease.as_ref().map(Lease::name);
-        let class = match self.urgency {
-            Urgency::Online => classes.of(adapter, &self.tenant),
-            Urgency::Background => classes.background(),
+        let class = match self.priority {
+            RequestPriority::Online => classes.of(adapter, &self.tenant),
+            RequestPriority::Background => classes.background(),
         };
         Principal { class, tenant: Arc::clone(&self.tenant) }
     }
@@ -224,14 +224,14 @@ impl GenerationRequest {
 
     fn sequence(&self, index: usize) -> Generate {
         let prompt = &self.prompt_of(index).tokens;
-        let room = self.serving.context_tokens.saturating_sub(prompt.len());
-        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let left = self.serving.context_tokens.saturating_sub(prompt.len());
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
         let mut sampling = self.params.sampling.clone();
         sampling.seed = choice_seed(sampling.seed, index as u64 % u64::from(self.params.choices));
         let mut stop_tokens = self.params.stop_tokens.clone();
         if self.params.end_tokens == EndTokens::Stop {
             // A tokenizer may know more tokens than the model's vocabulary has rows.
-            let end_tokens = self.serving.text.facts().end_tokens.iter();
+            let end_tokens = self.serving.text.info().end_tokens.iter();
             stop_tokens.extend(end_tokens.filter(|token| **token < self.serving.welcome.vocab_size));
         }
         Generate {
@@ -242,7 +242,7 @@ impl GenerationRequest {
             owner: self.namespace.owner.0,
             prompt: prompt.clone(),
             generated: 0,
-            max_tokens: self.params.max_tokens.map_or(room, |most| most.min(room)),
+            max_tokens: self.params.max_tokens.map_or(left, |most| most.min(left)),
             min_tokens: self.params.min_tokens,
             stop_tokens,
             sampling,

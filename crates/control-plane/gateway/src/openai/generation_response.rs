@@ -95,7 +95,7 @@ impl GenerationResponse {
 
     /// Starts `job` on the executor that routing chooses, after its grammar is checked.
     pub(crate) async fn start(app: &App, job: GenerationRequest) -> Result<Self, ApiError> {
-        app.turns.check_size(job.choices())?;
+        app.admission.check_size(job.choices())?;
         check_grammar(app, &job).await?;
         let slots: Vec<ChoiceParser> = (0..job.choices()).map(|_| ChoiceParser::new(&job)).collect();
         let session = SequenceGroup::start(app, &job).await?;
@@ -359,15 +359,15 @@ impl ChoiceParser {
         let mut piece = self.choice.push(output);
         let Some(scanner) = self.thoughts.as_mut().filter(|scanner| !scanner.is_over()) else { return piece };
         let was_within = scanner.is_within();
-        let mut told = scanner.push(&piece.text);
+        let mut split = scanner.push(&piece.text);
         if was_within || scanner.is_within() {
             self.thought_tokens = self.choice.tokens();
         }
         piece.thinks = scanner.thinks();
         if piece.finish.is_some() {
-            told.append(&scanner.finish());
+            split.append(&scanner.finish());
         }
-        (piece.text, piece.thought) = (told.answer, told.thought);
+        (piece.text, piece.thought) = (split.answer, split.thought);
         // Draft tokens may be reasoning content or a tag, so the choice shows none of them.
         self.choice.retract("");
         piece.provisional.clear();

@@ -34,7 +34,7 @@ pub struct ParamLimits<'a> {
 impl<'a> ParamLimits<'a> {
     #[must_use]
     pub fn of(serving: &'a ServingState, default_seed: u64) -> Self {
-        let defaults = &serving.text.facts().defaults;
+        let defaults = &serving.text.info().defaults;
         Self { vocab_size: serving.welcome.vocab_size, default_seed, defaults }
     }
 }

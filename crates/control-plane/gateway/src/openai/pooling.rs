@@ -55,7 +55,7 @@ impl PoolingRequest {
                 serving: Arc::clone(serving),
                 target: self.target.again(),
                 tenant: Arc::clone(&caller.tenant),
-                urgency: caller.urgency,
+                priority: caller.priority,
                 namespace: namespace(caller, &self.target, serving),
                 prompts: prompts.to_vec(),
                 // A pooled vector samples no tokens.

@@ -11,7 +11,7 @@ use super::{idempotency, named_uris::fetch_named};
 use crate::{
     app::App,
     body::JsonBody,
-    caller::{Caller, Urgency},
+    caller::{Caller, RequestPriority},
     errors::ApiError,
     lifecycle::ServingState,
     random::random_u64,
@@ -36,8 +36,8 @@ impl FromRequest<Arc<App>> for RequestContext {
         let serving = app.serving()?;
         let body = JsonBody::from_request(request, app).await?;
         // A background request waits in a queue of its own.
-        if caller.urgency == Urgency::Online {
-            app.turns.check(&caller.tenant)?;
+        if caller.priority == RequestPriority::Online {
+            app.admission.check(&caller.tenant)?;
         }
         let body = fetch_named(app, &caller, body).await?;
         Ok(Self { caller, serving, default_seed, body })
@@ -62,8 +62,8 @@ mod tests {
     use crate::{caller::KeyRole, limits::KeyLimit};
 
     fn seed(tenant: &str, key: &str) -> Result<u64, ApiError> {
-        let (limit, urgency) = (KeyLimit::new(None), Urgency::Online);
-        let caller = Caller { tenant: tenant.into(), role: KeyRole::User, limit, urgency };
+        let (limit, priority) = (KeyLimit::new(None), RequestPriority::Online);
+        let caller = Caller { tenant: tenant.into(), role: KeyRole::User, limit, priority };
         let header = ("idempotency-key".parse().unwrap(), key.parse().unwrap());
         default_seed(&HeaderMap::from_iter([header]), &caller)
     }

@@ -63,7 +63,7 @@ pub(crate) struct StageOutput {
 #[derive(Debug)]
 pub(crate) struct SequenceGroup {
     route: RoutingRequest,
-    turn: AdmissionPermit,
+    permit: AdmissionPermit,
     /// Time spent in the admission queue.
     waited: Duration,
     executors: Executors,
@@ -205,11 +205,11 @@ impl SequenceGroup {
         if !std::mem::replace(&mut sequence.begun, true) {
             computed += (sequence.generate.prompt.len() as u64).saturating_sub(output.cached_tokens.into());
             if stage == 0 {
-                self.turn.begin(1);
+                self.permit.begin(1);
                 output.queued_us += u64::try_from(self.waited.as_micros()).unwrap_or(u64::MAX);
             }
         }
-        self.turn.serve(computed);
+        self.permit.serve(computed);
         output.finish = output.finish.and_then(|finish| self.end_stage(index, finish));
         Ok(StageOutput { index, stage, output })
     }

@@ -164,15 +164,15 @@ pub(crate) async fn detokenize(
 /// Returns the tokenizer properties that evaluation tools need.
 pub(crate) async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving = app.last_serving()?;
-    let facts = serving.text.facts();
+    let info = serving.text.info();
     Ok(Json(json!({
         "model": serving.base_name,
         "vocab_size": serving.welcome.vocab_size,
         "model_max_length": serving.context_tokens,
-        "bos_token": facts.bos_token,
-        "eos_token": facts.eos_token,
-        "pad_token": facts.pad_token,
-        "chat_template": facts.chat_template,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "pad_token": info.pad_token,
+        "chat_template": info.chat_template,
     })))
 }
 

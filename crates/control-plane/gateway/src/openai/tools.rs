@@ -91,7 +91,7 @@ impl RequestTools {
     /// # Errors
     /// The chat template shows no tools, or its call format is unknown or disabled.
     pub(crate) fn new(tools: Tools, parser: ToolCallParser, text: &dyn Text) -> Result<Self, ApiError> {
-        let template = text.facts().chat_template.as_deref();
+        let template = text.info().chat_template.as_deref();
         let shows = template.is_some_and(shows_tools);
         let format =
             ToolCallFormat::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
@@ -155,7 +155,7 @@ impl RequestTools {
 /// True if the model can be shown tools and `parser` can read its calls.
 #[must_use]
 pub(crate) fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
-    let template = text.facts().chat_template.as_deref();
+    let template = text.info().chat_template.as_deref();
     template.is_some_and(shows_tools) && ToolCallFormat::of(parser, template).is_some()
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result
     if !messages.iter().any(is_about_tools) {
         return Ok(());
     }
-    if text.facts().chat_template.as_deref().is_some_and(shows_tools) {
+    if text.info().chat_template.as_deref().is_some_and(shows_tools) {
         return Ok(());
     }
     let message = "this model's chat template does not support tool calls in messages; remove such messages";

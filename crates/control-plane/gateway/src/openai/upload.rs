@@ -23,10 +23,10 @@ pub(crate) async fn upload(
     form: MultipartForm,
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let turn = app.registry.begin_load()?;
+    let permit = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
     let request = read_form(&app, &serving.base_name, &arriving, form).await?;
-    let entry = app.registry.load_received(arriving, turn, request, (&*serving).into()).await?;
+    let entry = app.registry.load_received(arriving, permit, request, (&*serving).into()).await?;
     Ok(Json(loaded(&app, &entry)))
 }
 

@@ -39,10 +39,10 @@ fn options(config: &GatewayConfig, base: &BaseConfig) -> adapters::RegistryOptio
 /// Creates the metrics of all bases.
 pub(super) fn metrics_of(config: &GatewayConfig) -> Vec<Arc<GatewayMetrics>> {
     if !config.bases.others.is_empty() {
-        return GatewayMetrics::of_bases(&config.figures, &config.all_bases());
+        return GatewayMetrics::of_bases(&config.telemetry, &config.all_bases());
     }
     let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
-    vec![Arc::new(GatewayMetrics::new(&config.figures, &names))]
+    vec![Arc::new(GatewayMetrics::new(&config.telemetry, &names))]
 }
 
 /// A base whose registry is open, and which does not serve yet.
@@ -53,7 +53,7 @@ pub(super) struct OpenBase {
     pub(super) registry: Arc<Registry>,
     lifecycle: Lifecycle,
     pub(super) status: watch::Receiver<GatewayReadiness>,
-    pub(super) turns: AdmissionQueue,
+    pub(super) admission: AdmissionQueue,
     metrics: Arc<GatewayMetrics>,
 }
 
@@ -77,8 +77,8 @@ impl OpenBase {
         let (lifecycle, status) =
             Lifecycle::new(&base_config, Arc::clone(&base), connected, known, load_text);
         let (classes, clock) = (Arc::clone(classes), Arc::new(SystemClock));
-        let turns = AdmissionQueue::new(executors.clone(), classes, config.turns, clock);
-        Ok(Self { config: base_config, base, executors, registry, lifecycle, status, turns, metrics })
+        let admission = AdmissionQueue::new(executors.clone(), classes, config.admission, clock);
+        Ok(Self { config: base_config, base, executors, registry, lifecycle, status, admission, metrics })
     }
 
     /// Returns the state of the base's handlers, and the lifecycle that starts serving.
@@ -91,7 +91,7 @@ impl OpenBase {
             routing,
             parsers: self.config.parsers,
             scoring: self.config.scoring,
-            turns: self.turns,
+            admission: self.admission,
             status: self.status,
             registry: self.registry,
             metrics: self.metrics,

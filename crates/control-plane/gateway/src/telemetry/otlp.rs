@@ -164,8 +164,8 @@ struct CollectorClient(Agent);
 impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // Logged here, because the library does not report the cause.
-        let told = |error: &ureq::Error| tracing::debug!(%error, "cannot reach the collector");
-        let response = self.0.run(request.map(Vec::from)).inspect_err(told)?;
+        let log = |error: &ureq::Error| tracing::debug!(%error, "cannot reach the collector");
+        let response = self.0.run(request.map(Vec::from)).inspect_err(log)?;
         // The body is read so that the connection can be reused.
         Ok(response.map(|mut body| body.read_to_vec().unwrap_or_default().into()))
     }

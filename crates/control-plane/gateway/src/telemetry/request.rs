@@ -39,7 +39,7 @@ struct Failure {
 }
 
 #[derive(Debug, Default)]
-struct RequestFacts {
+struct RequestOutcome {
     status: Option<u16>,
     failure: Option<Failure>,
     generated: Option<Generated>,
@@ -52,7 +52,7 @@ struct RequestRecord {
     arrival: ArrivalRecord,
     started: Instant,
     sinks: Sinks,
-    facts: Mutex<RequestFacts>,
+    outcome: Mutex<RequestOutcome>,
 }
 
 #[must_use]
@@ -68,27 +68,27 @@ pub(crate) fn started() -> Instant {
 
 /// Records that the current request fails. Counts an error, and also a refusal if no output was produced.
 pub(crate) fn failed(status: StatusCode, code: &'static str, message: &str) {
-    with_current(|request, facts| {
+    with_current(|request, outcome| {
         request.sinks.metrics.failed(code);
-        if !facts.began && is_refusal(status) {
+        if !outcome.began && is_refusal(status) {
             request.sinks.metrics.refused(code);
         }
         let message = is_fault(status).then(|| message.to_owned());
-        facts.failure = Some(Failure { code, message });
+        outcome.failure = Some(Failure { code, message });
     });
 }
 
 pub(crate) fn began() {
-    with_current(|_, facts| facts.began = true);
+    with_current(|_, outcome| outcome.began = true);
 }
 
 pub(crate) fn generated(generated: Generated) {
-    with_current(|_, facts| facts.generated = Some(generated));
+    with_current(|_, outcome| outcome.generated = Some(generated));
 }
 
-fn with_current(note: impl FnOnce(&RequestRecord, &mut RequestFacts)) {
+fn with_current(note: impl FnOnce(&RequestRecord, &mut RequestOutcome)) {
     // Outside a request there is no record to change.
-    let _ = CURRENT.try_with(|request| note(request, &mut request.facts()));
+    let _ = CURRENT.try_with(|request| note(request, &mut request.outcome()));
 }
 
 /// True if the status is a fault of this server; an unsupported feature is none.
@@ -111,7 +111,7 @@ pub(crate) async fn observe(
         arrival,
         started: Instant::now(),
         sinks: sinks.clone(),
-        facts: Mutex::default(),
+        outcome: Mutex::default(),
     });
     // Dropped after the future, so that it sees facts recorded while the future is dropped.
     let mut unanswered = UnansweredRequest(Some(Arc::clone(&record)));
@@ -123,26 +123,26 @@ pub(crate) async fn observe(
 }
 
 impl RequestRecord {
-    fn facts(&self) -> MutexGuard<'_, RequestFacts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn outcome(&self) -> MutexGuard<'_, RequestOutcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answered(&self, status: u16) {
         self.sinks.metrics.answered(&self.arrival.route, status);
-        self.facts().status = Some(status);
+        self.outcome().status = Some(status);
     }
 
     /// Logs and exports the record; called once, at the end of the request.
     fn ended(&self) {
-        let facts = self.facts();
-        self.arrival.span.in_scope(|| self.log(&facts));
-        self.export(&facts);
+        let outcome = self.outcome();
+        self.arrival.span.in_scope(|| self.log(&outcome));
+        self.export(&outcome);
     }
 
-    fn log(&self, facts: &RequestFacts) {
-        let status = facts.status.unwrap_or(CALLER_GONE);
-        let failure = facts.failure.as_ref();
-        let generated = facts.generated.as_ref();
+    fn log(&self, outcome: &RequestOutcome) {
+        let status = outcome.status.unwrap_or(CALLER_GONE);
+        let failure = outcome.failure.as_ref();
+        let generated = outcome.generated.as_ref();
         let usage = generated.map(|generated| &generated.usage);
         let waits = generated.and_then(|generated| generated.waits);
         // `tracing` requires a constant level.
@@ -180,14 +180,14 @@ impl RequestRecord {
         }
     }
 
-    fn export(&self, facts: &RequestFacts) {
+    fn export(&self, outcome: &RequestOutcome) {
         if let Some(exporter) = &self.sinks.exporter {
             exporter.send(&super::record::SpanRecord {
                 arrival: self.arrival.clone(),
-                status: facts.status.unwrap_or(CALLER_GONE),
-                error: facts.failure.as_ref().map(|failure| failure.code),
+                status: outcome.status.unwrap_or(CALLER_GONE),
+                error: outcome.failure.as_ref().map(|failure| failure.code),
                 duration: self.started.elapsed(),
-                generated: facts.generated.clone(),
+                generated: outcome.generated.clone(),
             });
         }
     }
@@ -213,7 +213,7 @@ impl Drop for UnansweredRequest {
             if std::thread::panicking() {
                 let message = Some("a handler panicked".to_owned());
                 record.sinks.metrics.failed("internal_error");
-                record.facts().failure = Some(Failure { code: "internal_error", message });
+                record.outcome().failure = Some(Failure { code: "internal_error", message });
                 record.answered(500);
             } else {
                 record.answered(CALLER_GONE);

@@ -40,7 +40,7 @@ impl OtherTemplates {
 }
 
 fn template(text: &dyn Text) -> &str {
-    text.facts().chat_template.as_deref().unwrap_or_default()
+    text.info().chat_template.as_deref().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ pub(crate) async fn sample(
         (0..request.num_samples.min(MAX_SAMPLES)).map(|n| format!("{id}:{n}")).collect();
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
         // Checked before a future exists, so a refused client can retry.
-        app.turns.check(&caller.tenant)?;
+        app.admission.check(&caller.tenant)?;
         let job = job(&app, &caller, &sampler, &request);
         let prompt_bytes = job.as_ref().map_or(0, |(job, _)| size_of_val(&*job.prompts[0].tokens));
         let memory = app.memory.reserve(&caller.tenant, PROMISE_BYTES + prompt_bytes)?;
@@ -261,7 +261,7 @@ fn job(
         kind: GenerationKind::Tokens,
         prompt_field: "prompt",
         tenant: Arc::clone(&caller.tenant),
-        urgency: caller.urgency,
+        priority: caller.priority,
         namespace: namespace(caller, &target, &serving),
         params: Params { prompt_logprobs: wants_prompt.then_some(wanted.topk_prompt), ..params },
         serving,

@@ -36,12 +36,12 @@ fn promise(app: &App, caller: &Caller, model: &TrainedModel, seq: u64, work: Mod
     let id = format!("{}:{seq}", model.run);
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
         let bytes = PROMISE_BYTES + work.bytes();
-        let memory = match model.desk.check(seq)? {
+        let memory = match model.work_queue.check(seq)? {
             CommandTiming::Next => app.memory.reserve(&caller.tenant, bytes)?,
             CommandTiming::Later => app.memory.reserve_waiting(&caller.tenant, bytes)?,
         };
         if let InsertedFuture::Now(promise) = app.runs.promises.make(&id, memory)? {
-            model.desk.put(seq, work, promise);
+            model.work_queue.put(seq, work, promise);
         }
     }
     Ok(Json(json!({ "request_id": id, "model_id": model.id })))
@@ -173,7 +173,7 @@ pub(crate) async fn info(
         "model_data": { "arch": "transformer", "model_name": base, "tokenizer_id": base },
         "optimizer_config": { "type": "adamw" },
         "is_lora": true,
-        "lora_rank": model.desk.lora.get().map(|lora| lora.rank),
+        "lora_rank": model.work_queue.lora.get().map(|lora| lora.rank),
     })))
 }
 

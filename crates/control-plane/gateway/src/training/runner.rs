@@ -320,8 +320,8 @@ impl<R: AsyncRead + Unpin> TrainerLines<R> {
 
     /// Returns the next line; `None` at the end. The call is cancel safe.
     async fn next(&mut self) -> io::Result<Option<String>> {
-        let room = MAX_LINE_BYTES - self.begun.len() as u64;
-        (&mut self.read).take(room).read_until(b'\n', &mut self.begun).await?;
+        let left = MAX_LINE_BYTES - self.begun.len() as u64;
+        (&mut self.read).take(left).read_until(b'\n', &mut self.begun).await?;
         let line = std::mem::take(&mut self.begun);
         match line.last() {
             None => Ok(None),

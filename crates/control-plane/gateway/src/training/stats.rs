@@ -77,7 +77,7 @@ impl Training {
 
     /// Returns the counters and the current number of unfinished jobs.
     #[must_use]
-    pub fn figures(&self) -> TrainingStats {
+    pub fn stats(&self) -> TrainingStats {
         let live = self.active_jobs();
         let count =
             |is: fn(JobStatus) -> bool| live.values().filter(|live| is(live.job.status)).count() as u64;

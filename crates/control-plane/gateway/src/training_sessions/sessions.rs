@@ -42,7 +42,7 @@ pub struct TrainedModel {
     /// Name of the model in checkpoint paths.
     pub run: String,
     /// Queue of the model's commands.
-    pub desk: Arc<WorkQueue>,
+    pub work_queue: Arc<WorkQueue>,
     worker: AbortHandle,
     /// Reservation that ends with the model.
     _memory: Reservation,
@@ -155,9 +155,9 @@ impl TrainingSessions {
                 return Err(ApiError::bad_request("too_many_models", message));
             }
             let id = format!("{session}{TRAINED}{number}");
-            let desk = Arc::<WorkQueue>::default();
+            let work_queue = Arc::<WorkQueue>::default();
             let worker = ModelWorker {
-                desk: Arc::clone(&desk),
+                work_queue: Arc::clone(&work_queue),
                 tenant: Arc::clone(&tenant),
                 model_id: id.clone(),
                 run: run.clone(),
@@ -166,7 +166,7 @@ impl TrainingSessions {
                 snapshots: VecDeque::new(),
             };
             let worker = tokio::spawn(worker.work()).abort_handle();
-            let model = Arc::new(TrainedModel { id, run: run.clone(), desk, worker, _memory: memory });
+            let model = Arc::new(TrainedModel { id, run: run.clone(), work_queue, worker, _memory: memory });
             open.models.insert(run, Arc::clone(&model));
             Ok(model)
         })
@@ -234,8 +234,8 @@ impl TrainingSessions {
                 run: model.run.clone(),
                 tenant: Arc::clone(&session.tenant),
                 at,
-                rank: model.desk.lora.get().map(|lora| lora.rank),
-                progress: model.desk.progress(),
+                rank: model.work_queue.lora.get().map(|lora| lora.rank),
+                progress: model.work_queue.progress(),
             };
             session.models.values().map(live).collect()
         };

@@ -36,12 +36,12 @@ impl ModelWorker {
                     other => other,
                 };
                 self.note(stage);
-            } else if let Ok(piece) = timeout(IDLE_LOOK, self.desk.next()).await {
+            } else if let Ok(piece) = timeout(IDLE_LOOK, self.work_queue.next()).await {
                 open.place.works();
                 return piece;
             }
         }
-        self.desk.next().await
+        self.work_queue.next().await
     }
 
     /// Returns the trainer for `work`, once there is one.
@@ -68,7 +68,7 @@ impl ModelWorker {
     }
 
     pub(super) fn note(&self, stage: &TrainerStage) {
-        self.desk.note(|progress| progress.has_trainer = stage.has_trainer());
+        self.work_queue.note(|progress| progress.has_trainer = stage.has_trainer());
     }
 
     /// Waits for this model's turn and returns a free trainer.
@@ -133,7 +133,7 @@ impl ModelWorker {
                 TrainerStage::Suspended(SuspendedTrainer { passage, _place: open.place })
             }
             // The model has no adapter, because its first command was refused.
-            Ok(Err(_)) if self.desk.lora.get().is_none() => TrainerStage::new(),
+            Ok(Err(_)) if self.work_queue.lora.get().is_none() => TrainerStage::new(),
             Ok(Err(refusal)) => {
                 tracing::warn!(run = self.run, why = refusal.message, "cannot suspend a model");
                 open.since = Instant::now();

@@ -213,37 +213,39 @@ mod tests {
 
     #[tokio::test]
     async fn a_piece_of_work_is_done_in_its_turn_and_once() {
-        let desk = WorkQueue::default();
+        let work_queue = WorkQueue::default();
         for seq in [2, 1] {
-            desk.check(seq).unwrap();
-            desk.put(seq, refused(&seq.to_string()), promise("p"));
+            work_queue.check(seq).unwrap();
+            work_queue.put(seq, refused(&seq.to_string()), promise("p"));
         }
-        assert!(desk.next_command().is_none(), "the first has not come");
-        desk.put(0, refused("0"), promise("p"));
+        assert!(work_queue.next_command().is_none(), "the first has not come");
+        work_queue.put(0, refused("0"), promise("p"));
         for seq in ["0", "1", "2"] {
-            let (ModelCommand::Refused(refusal), _) = desk.next().await else { panic!("another piece") };
+            let (ModelCommand::Refused(refusal), _) = work_queue.next().await else {
+                panic!("another piece")
+            };
             assert_eq!(refusal.message, seq);
         }
-        desk.check(2).unwrap_err();
-        desk.check(3).unwrap();
+        work_queue.check(2).unwrap_err();
+        work_queue.check(3).unwrap();
     }
 
     #[test]
     fn a_desk_that_is_full_takes_the_one_whose_turn_it_is() {
-        let desk = WorkQueue::default();
+        let work_queue = WorkQueue::default();
         for seq in 1..=MAX_WAITING as u64 {
-            desk.put(seq, refused("later"), promise("p"));
+            work_queue.put(seq, refused("later"), promise("p"));
         }
-        assert_eq!(desk.check(MAX_WAITING as u64 + 1).unwrap_err().status().as_u16(), 429);
-        assert_eq!(desk.check(0).unwrap(), CommandTiming::Next);
+        assert_eq!(work_queue.check(MAX_WAITING as u64 + 1).unwrap_err().status().as_u16(), 429);
+        assert_eq!(work_queue.check(0).unwrap(), CommandTiming::Next);
     }
 
     #[tokio::test]
     async fn a_piece_that_comes_when_the_session_has_ended_is_refused_as_those_that_wait_are() {
-        let (desk, waits, comes) = (WorkQueue::default(), promise("waits"), promise("comes"));
-        desk.put(1, refused("1"), Arc::clone(&waits));
-        desk.close();
-        desk.put(2, refused("2"), Arc::clone(&comes));
+        let (work_queue, waits, comes) = (WorkQueue::default(), promise("waits"), promise("comes"));
+        work_queue.put(1, refused("1"), Arc::clone(&waits));
+        work_queue.close();
+        work_queue.put(2, refused("2"), Arc::clone(&comes));
         for promise in [waits, comes] {
             let outcome = promise.wait(Duration::ZERO).await.expect("an answer");
             assert_eq!(*outcome, session_ended());

@@ -39,7 +39,7 @@ pub struct WorkerContext {
 #[derive(Debug)]
 pub(crate) struct ModelWorker {
     /// Queue of the model's commands.
-    pub desk: Arc<WorkQueue>,
+    pub work_queue: Arc<WorkQueue>,
     pub tenant: Arc<str>,
     /// Id of the model for clients.
     pub model_id: String,
@@ -99,13 +99,13 @@ impl ModelWorker {
             ModelCommand::ForwardBackward(batch) => {
                 let done = trainer.order(&batch.order, &batch.numbers).await?;
                 if let Ok((done, _)) = &done {
-                    self.desk.note(|progress| progress.loss = done.metrics.get("loss:sum").copied());
+                    self.work_queue.note(|progress| progress.loss = done.metrics.get("loss:sum").copied());
                 }
                 done.map(|(done, logprobs)| batch.answer(done, logprobs))
             }
             ModelCommand::Step(adam) => {
                 let done = trainer.order(&TrainingCommand::OptimStep(adam), &[]).await?;
-                self.desk.note(|progress| progress.steps += u64::from(done.is_ok()));
+                self.work_queue.note(|progress| progress.steps += u64::from(done.is_ok()));
                 done.map(|(done, _)| {
                     FutureResult::Json(json!({ "type": "optim_step", "metrics": done.metrics }))
                 })
@@ -122,7 +122,7 @@ impl ModelWorker {
     fn begun(&self, done: Result<(CommandDone, Vec<u8>), CommandRefusal>) -> Result<(), CommandRefusal> {
         if let Some(lora) = done?.0.lora {
             // A model keeps the adapter size of its first command.
-            let _ = self.desk.lora.set(lora);
+            let _ = self.work_queue.lora.set(lora);
         }
         Ok(())
     }
@@ -172,7 +172,8 @@ impl ModelWorker {
             return Ok(Err(failure));
         }
         let base = self.means.status.borrow().serving().map(|serving| serving.base_name.clone());
-        let about = CheckpointBase { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
+        let about =
+            CheckpointBase { base: base.unwrap_or_default(), lora: self.work_queue.lora.get().cloned() };
         let (states, path) = (self.means.states.clone(), format!("tinker://{}/weights/{name}", self.run));
         let describe = move || {
             states.describe(&directory, &about)?;
@@ -188,7 +189,7 @@ impl ModelWorker {
 impl Drop for ModelWorker {
     fn drop(&mut self) {
         self.keep(session_ended());
-        self.desk.close();
+        self.work_queue.close();
     }
 }
 

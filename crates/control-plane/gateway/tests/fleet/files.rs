@@ -17,9 +17,9 @@ fn gets(bucket: &Bucket) -> Vec<String> {
     asked.into_iter().filter(|head| head.starts_with("GET") && head.contains(WEIGHTS)).collect()
 }
 
-fn figures(host: &FleetHost) -> (u64, u64, u64) {
-    let figures = host.registry.fetch_figures().expect("there is a bucket");
-    (figures.fetched, figures.failed, figures.damaged)
+fn stats(host: &FleetHost) -> (u64, u64, u64) {
+    let stats = host.registry.bucket_stats().expect("there is a bucket");
+    (stats.fetched, stats.failed, stats.damaged)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -30,7 +30,7 @@ async fn bytes_that_change_on_the_way_are_noticed_and_fetched_again() {
     other.hears(&one, "a").await;
     bucket.wire.set(ResponseFault::Flip(1));
     other.ask("a").await.unwrap();
-    assert_eq!((bucket.wire.harm(), figures(&other)), (ResponseFault::Flip(0), (1, 0, 1)));
+    assert_eq!((bucket.wire.harm(), stats(&other)), (ResponseFault::Flip(0), (1, 0, 1)));
     assert_eq!(other.loaded().as_deref(), Some("first"));
     // Adapter `a` was evicted from the executor only, so it needs no download.
     let _ = bucket.wire.take_asked();
@@ -75,7 +75,7 @@ async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adap
     let refused = other.ask("a").await.unwrap_err();
     assert!(matches!(&refused, ResidencyError::Unfetched(unfetched) if unfetched.name == "a"), "{refused}");
     assert!(refused.to_string().contains("were changed"), "{refused}");
-    assert_eq!((figures(&other), other.loaded()), ((0, 1, 2), None));
+    assert_eq!((stats(&other), other.loaded()), ((0, 1, 2), None));
     other.ask("b").await.expect("others are served");
     // Host `one` has the content, and uploads it again.
     let replaced = one.registry.load(one.request("again", "first"), "base".into()).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_file_that_breaks_off_is_gone_on_with_from_there() {
         })
         .collect();
     assert!(ranges.len() == 3 && ranges.is_sorted() && ranges[2] > 0, "{ranges:?}");
-    assert_eq!(figures(&other), (1, 0, 0));
+    assert_eq!(stats(&other), (1, 0, 0));
     let whole = other.directory.path().join("state/adapters").join(&other.stored()[0]).join(WEIGHTS);
     assert!(std::fs::read(whole).unwrap() == large.as_bytes());
 }
@@ -155,7 +155,7 @@ async fn large_files_go_there_in_parts_and_come_back_whole() {
     assert_eq!(parts, 3);
     other.hears(&one, "b").await;
     other.ask("b").await.unwrap();
-    assert_eq!(figures(&other), (1, 0, 0));
+    assert_eq!(stats(&other), (1, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -178,8 +178,8 @@ async fn a_host_holds_no_more_files_than_it_may_and_fetches_what_it_let_go() {
     eventually("there is room for two", || other.stored().len() == 2).await;
     let pinned = other.registry.entries()["a"].record.content.to_string();
     assert!(other.stored().contains(&pinned), "what is pinned stays");
-    let figures = other.registry.fetch_figures().unwrap();
-    assert_eq!((figures.fetched, figures.evicted), (5, 4));
+    let stats = other.registry.bucket_stats().unwrap();
+    assert_eq!((stats.fetched, stats.evicted), (5, 4));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -193,6 +193,6 @@ async fn what_rots_on_a_host_is_fetched_again_also_after_a_restart() {
     let file = one.directory.path().join("state/adapters").join(&content).join(WEIGHTS);
     std::fs::write(&file, long("rotten")).unwrap();
     one.ask("a").await.unwrap();
-    assert_eq!((one.loaded().as_deref(), figures(&one)), (Some("first"), (1, 0, 0)));
+    assert_eq!((one.loaded().as_deref(), stats(&one)), (Some("first"), (1, 0, 0)));
     assert_eq!(one.fake.held(), 2, "the stranger was freed");
 }

@@ -7,7 +7,7 @@ use gateway::{
         AdapterEntry, AdapterError, BucketAddress, EphemeralStorage, FleetStorage, LoadRequest, OpenError,
         PostgresAddress, Registry, RegistryOptions, RemoteOptions, Replace, ResidencyError,
     },
-    caller::{Caller, KeyRole, Urgency},
+    caller::{Caller, KeyRole, RequestPriority},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
@@ -119,8 +119,8 @@ impl FleetHost {
 
     /// Loads an adapter into this host's executor, as a request does.
     pub(crate) async fn ask(&self, name: &str) -> Result<(), ResidencyError> {
-        let (limit, urgency) = (KeyLimit::new(None), Urgency::Online);
-        let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit, urgency };
+        let (limit, priority) = (KeyLimit::new(None), RequestPriority::Online);
+        let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit, priority };
         let lease = self.registry.lease(name, &admin).unwrap().expect("it is registered");
         self.registry.load_on(&lease, 0).await.map(drop)
     }

@@ -40,7 +40,7 @@ impl ExecutorPair {
             door: Endpoint::Socket(directory.path().join(name)),
         };
         config.executors = ["a", "b"].map(address).into();
-        config.figures.expected_workers = vec![2, 5];
+        config.telemetry.expected_workers = vec![2, 5];
         let gateway = Gateway::start(config, bytes()).await.unwrap();
         let mut status = gateway.status.clone();
         let ready = status.wait_for(|status| matches!(status, GatewayReadiness::Ready(_)));

@@ -13,7 +13,7 @@ use std::{
 use gateway::{
     lifecycle::LoadText,
     tenant_memory::MemoryLimits,
-    text::{ChatMessage, Decoder, TemplateOptions, Text, TextError, TextFacts},
+    text::{ChatMessage, Decoder, TemplateOptions, Text, TextError, TextInfo},
 };
 use serde_json::{Value, json};
 use text::{
@@ -121,8 +121,8 @@ impl Text for GatedText {
         self.text.tokens()
     }
 
-    fn facts(&self) -> &TextFacts {
-        self.text.facts()
+    fn info(&self) -> &TextInfo {
+        self.text.info()
     }
 
     fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text> {

@@ -144,7 +144,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         parsers: OutputParsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         scoring: ScoringDefaults::default(),
         classes: Vec::new(),
-        turns: AdmissionLimits {
+        admission: AdmissionLimits {
             max_sequences: 64,
             delays: DelayLimits::default(),
             burst_share: 0.0625,
@@ -156,7 +156,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         batches: BatchLimits::default(),
         grace: Duration::from_millis(200),
         threads: 1,
-        figures: TelemetryConfig::default(),
+        telemetry: TelemetryConfig::default(),
         bases: BasesConfig::default(),
         kv_events: None,
         log_format: settings::LogFormat::Human,

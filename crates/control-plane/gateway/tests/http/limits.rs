@@ -109,8 +109,8 @@ async fn a_header_that_is_too_long_is_refused() {
 async fn a_queue_that_stands_is_refused_with_a_forecast_and_one_that_has_gone_is_forgotten() {
     let harness = Harness::start_with(hang_after(""), |config| {
         config.executor.max_sequences = 1000;
-        config.turns.max_sequences = 1000;
-        config.turns.delays =
+        config.admission.max_sequences = 1000;
+        config.admission.delays =
             DelayLimits { target: Duration::from_millis(10), interval: Duration::from_millis(1200) };
     })
     .await;

@@ -201,7 +201,7 @@ async fn the_status_names_the_model_and_what_is_done() {
 #[tokio::test]
 async fn the_status_says_what_the_device_holds_what_waiting_cost_and_who_works() {
     let harness =
-        Harness::start_with(reply_with("x"), |config| config.figures.expected_workers = vec![3]).await;
+        Harness::start_with(reply_with("x"), |config| config.telemetry.expected_workers = vec![3]).await;
     eventually_async("the executor was asked", async || {
         harness.client.get("/v1/status").await.json()["cold_starts"]["count"] == 4
     })

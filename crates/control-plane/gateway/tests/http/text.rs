@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gateway::{
     lifecycle::LoadText,
-    text::{ChatMessage, Decoder, LoadedText, TemplateOptions, Text, TextError, TextFacts},
+    text::{ChatMessage, Decoder, LoadedText, TemplateOptions, Text, TextError, TextInfo},
 };
 use model_files::{model_summary::ModelSummary, text_hash::TextHash};
 use text::{
@@ -33,7 +33,7 @@ pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
 #[derive(Debug)]
 pub(crate) struct ByteText {
     bytes: Vec<Vec<u8>>,
-    facts: TextFacts,
+    info: TextInfo,
     /// Text before every conversation, from an adapter's own chat template.
     heading: String,
 }
@@ -48,13 +48,13 @@ impl ByteText {
     pub(crate) fn ending_in(end: &str) -> Self {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         bytes.extend([end.as_bytes().to_vec(), b"<begin>".to_vec()]);
-        let facts = TextFacts {
+        let info = TextInfo {
             end_tokens: vec![END],
             eos_token: Some(end.to_owned()),
             description: ModelSummary { parameters: Some(PARAMETERS), ..ModelSummary::default() },
-            ..TextFacts::default()
+            ..TextInfo::default()
         };
-        Self { bytes, facts, heading: String::new() }
+        Self { bytes, info, heading: String::new() }
     }
 }
 
@@ -63,7 +63,7 @@ impl ByteText {
     /// of tools if the template contains `{{ tools }}`.
     pub(crate) fn with_template(template: &str) -> Self {
         let mut text = Self::default();
-        text.facts.chat_template = Some(template.to_owned());
+        text.info.chat_template = Some(template.to_owned());
         text
     }
 }
@@ -106,12 +106,12 @@ impl Text for ByteText {
             format!("{}:{thought}{}{answers};{}", message.role, message.content, calls.collect::<String>())
         };
         let shows_tools =
-            self.facts.chat_template.as_ref().is_some_and(|template| template.contains("{{ tools }}"));
+            self.info.chat_template.as_ref().is_some_and(|template| template.contains("{{ tools }}"));
         let tools = showing.tools.iter().filter(|_| shows_tools);
         let tools = tools.map(|tool| format!("tool {};", tool["function"]["name"].as_str().unwrap()));
         let lines = [self.heading.clone()].into_iter().chain(tools).chain(messages.iter().map(line));
         let is_harmony =
-            self.facts.chat_template.as_ref().is_some_and(|template| template.contains("<|start|>assistant"));
+            self.info.chat_template.as_ref().is_some_and(|template| template.contains("<|start|>assistant"));
         let begin = if is_harmony { "<|start|>assistant" } else { "assistant:" };
         let mut rendered: String = lines.chain([begin.to_owned()]).collect();
         if showing.prompt == GenerationPrompt::Continue {
@@ -131,16 +131,16 @@ impl Text for ByteText {
     fn tokens(&self) -> Tokens {
         let texts = self.bytes[..256].iter().map(|bytes| TokenBytes::Text(bytes));
         let special = self.bytes[256..].iter().map(|bytes| TokenBytes::Special(bytes));
-        Tokens::new(texts.chain(special), &self.facts.end_tokens)
+        Tokens::new(texts.chain(special), &self.info.end_tokens)
     }
 
-    fn facts(&self) -> &TextFacts {
-        &self.facts
+    fn info(&self) -> &TextInfo {
+        &self.info
     }
 
     fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text> {
-        let facts = TextFacts { chat_template: Some(source.to_string()), ..self.facts.clone() };
-        Arc::new(Self { bytes: self.bytes.clone(), facts, heading: format!("[{source}]") })
+        let info = TextInfo { chat_template: Some(source.to_string()), ..self.info.clone() };
+        Arc::new(Self { bytes: self.bytes.clone(), info, heading: format!("[{source}]") })
     }
 
     fn check_chat_template(&self, source: &Arc<str>) -> Result<(), TemplateError> {

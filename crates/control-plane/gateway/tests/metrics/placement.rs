@@ -62,7 +62,7 @@ async fn an_adapter_of_two_names_is_counted_under_the_one_that_requests_use() {
 
 #[tokio::test]
 async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
-    let harness = Harness::start_with(as_told(), |config| config.figures.expected_workers = vec![3]).await;
+    let harness = Harness::start_with(as_told(), |config| config.telemetry.expected_workers = vec![3]).await;
     eventually_async("the executor was asked", async || {
         value(&scrape(&harness.client).await, "holobiont_workers", &[]) == Some(2.0)
     })

@@ -40,7 +40,8 @@ async fn traced() -> (TcpListener, Harness) {
     let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", collector.local_addr().unwrap());
     let harness =
-        Harness::start_with(reply_with("abc"), |config| config.figures.otlp_endpoint = Some(endpoint)).await;
+        Harness::start_with(reply_with("abc"), |config| config.telemetry.otlp_endpoint = Some(endpoint))
+            .await;
     (collector, harness)
 }
 

@@ -214,7 +214,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     let place = tempfile::tempdir().unwrap();
     let death = start_trainers(&place.path().join("trainers"));
     let mut harness = Harness::start_with(as_told(), |config| {
-        config.figures.expected_workers = vec![2];
+        config.telemetry.expected_workers = vec![2];
         config.training.trainer_socket = Some(place.path().join("trainers"));
         let few = format!(r#"{{name="few",adapters=["a{MAX_RESIDENT}"],requests_per_min=1}}"#);
         config.classes =
@@ -345,7 +345,7 @@ async fn answers_are_counted_by_route_and_status_also_where_there_is_no_route_an
 
 #[tokio::test]
 async fn adapters_beyond_the_cap_share_a_label_and_labels_of_unloaded_ones_go_away() {
-    let harness = Harness::start_with(as_told(), |config| config.figures.max_adapter_labels = 2).await;
+    let harness = Harness::start_with(as_told(), |config| config.telemetry.max_adapter_labels = 2).await;
     for name in ["a", "b", "c"] {
         load(&harness, name).await;
         harness.client.post(TEXT, &ask(name, 8)).await;
@@ -382,7 +382,8 @@ async fn vllms_names_show_the_same_values_and_only_when_asked_for() {
     let families = scrape(&plain.client).await;
     let foreign: Vec<&String> = families.keys().filter(|name| name.starts_with("vllm:")).collect();
     assert_eq!(foreign, ["vllm:lora_requests_info"]);
-    let harness = Harness::start_with(as_told(), |config| config.figures.names = MetricNames::WithVllm).await;
+    let harness =
+        Harness::start_with(as_told(), |config| config.telemetry.names = MetricNames::WithVllm).await;
     harness.client.post(TEXT, &ask("base", 8)).await;
     let families = scrape(&harness.client).await;
     for alias in ALIASES {

@@ -21,7 +21,7 @@ async fn the_adapter_used_least_recently_makes_room() {
     let tiers: Vec<Tier> = ["a", "b", "c"].iter().map(|name| bench.registry.tier(&entries[*name])).collect();
     assert_eq!(tiers, [Tier::Host, Tier::Disk, Tier::Host]);
     assert_eq!((bench.fake.held(), bench.registry.resident()), (2, (2, 2000)));
-    assert_eq!(bench.registry.figures().evictions, 1);
+    assert_eq!(bench.registry.stats().evictions, 1);
 }
 
 #[tokio::test]
@@ -35,8 +35,8 @@ async fn a_request_for_an_adapter_on_disk_waits_for_it_and_the_others_do_not() {
     let cold = bench.registry.lease("a", &admin()).unwrap().unwrap();
     bench.registry.load_on(&cold, 0).await.unwrap();
     assert_eq!(bench.fake.loads(), ["a", "b", "b", "a"], "b was tried, then a had to go");
-    let figures = bench.registry.figures();
-    assert_eq!((figures.hits, figures.misses), (1, 1));
+    let stats = bench.registry.stats();
+    assert_eq!((stats.hits, stats.misses), (1, 1));
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use gateway::{
         AdapterEntry, AdapterError, AllowList, EphemeralStorage, LoadRequest, OpenError, Registry,
         RegistryOptions, RemoteOptions, Replace,
     },
-    caller::{Caller, KeyRole, Urgency},
+    caller::{Caller, KeyRole, RequestPriority},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
@@ -92,7 +92,7 @@ impl RegistryHarness {
 }
 
 pub(crate) fn caller(tenant: &str, role: KeyRole) -> Caller {
-    Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None), urgency: Urgency::Online }
+    Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None), priority: RequestPriority::Online }
 }
 
 pub(crate) fn admin() -> Caller {

@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told_by_its_line_or_name() {
-        for (source, told) in [
+        for (source, cause) in [
             ("root ::= \"a", "line 1"),
             ("root ::= \"a\"\nb : \"c\"", "line 2"),
             ("root ::= (\"a\"\nb ::= \"c\"", "`)`"),
@@ -369,7 +369,7 @@ mod tests {
             ("", "no rule 'root'"),
         ] {
             let error = lark(source).unwrap_err().to_string();
-            assert!(error.contains(told), "{source:?}: {error}");
+            assert!(error.contains(cause), "{source:?}: {error}");
         }
     }
 }

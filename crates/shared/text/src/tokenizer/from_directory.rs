@@ -14,7 +14,7 @@ use tokenizers::{
 use super::{
     Roles, Tokenizer, TokenizerError, expressions, limits,
     pipeline::{Frame, Parts, Pipeline},
-    vocabulary::{Kind, Spelling, Token, Vocabulary},
+    vocabulary::{Kind, Token, TokenEncoding, Vocabulary},
 };
 
 /// The model type of a `tokenizer.json`, read before the vocabulary, whose form depends on it.
@@ -145,7 +145,7 @@ impl Tokenizer {
         }
         let file: TokenizerJson = parse(path, json)?;
         file.model.check(path)?;
-        let (spelling, adds_leading_space) = spelling(path, file.decoder.as_ref())?;
+        let (encoding, adds_leading_space) = encoding(path, file.decoder.as_ref())?;
         let added = file.added_tokens.iter().map(|added| Token {
             id: added.id,
             spelling: &added.token.content,
@@ -164,7 +164,7 @@ impl Tokenizer {
             Kind::Control if unknown == Some(token.id) => Token { kind: Kind::Unknown, ..token },
             _ => token,
         });
-        let vocabulary = Vocabulary::new(text.chain(added), spelling).map_err(malformed)?;
+        let vocabulary = Vocabulary::new(text.chain(added), encoding).map_err(malformed)?;
         let roles = file.roles(config);
         let pipeline = Pipeline::new(file.parts(path)?).map_err(malformed)?;
         let (stop_tokens, chat_template) = (Vec::new(), None);
@@ -220,7 +220,7 @@ impl BpeJson {
 
 /// Reads Hugging Face's decoder: returns how tokens spell bytes, and whether decoding removes a leading
 /// space.
-fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), TokenizerError> {
+fn encoding(path: &Path, decoder: Option<&Value>) -> Result<(TokenEncoding, bool), TokenizerError> {
     let kind = |step: &Value| step["type"].as_str().unwrap_or_default().to_owned();
     let Some(decoder) = decoder.filter(|decoder| !decoder.is_null()) else {
         return Err(unsupported(path, "decoder", "null".to_owned(), "ByteLevel, ByteFallback"));
@@ -230,7 +230,7 @@ fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), To
         None => std::slice::from_ref(decoder),
     };
     if steps.iter().any(|step| kind(step) == "ByteLevel") {
-        return Ok((Spelling::ByteLevel, false));
+        return Ok((TokenEncoding::ByteLevel, false));
     }
     let has = |name: &str| steps.iter().any(|step| kind(step) == name);
     if has("Metaspace") || has("ByteFallback") {
@@ -239,7 +239,7 @@ fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), To
             "Metaspace" => step["prepend_scheme"] != "never" && step["add_prefix_space"] != false,
             _ => false,
         };
-        return Ok((Spelling::SentencePiece, steps.iter().any(strips)));
+        return Ok((TokenEncoding::SentencePiece, steps.iter().any(strips)));
     }
     let names: Vec<String> = steps.iter().map(kind).collect();
     Err(unsupported(path, "decoder", names.join("+"), "ByteLevel, ByteFallback, Metaspace"))

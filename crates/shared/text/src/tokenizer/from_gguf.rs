@@ -12,7 +12,7 @@ use super::{
     pipeline::{Frame, Parts, Pipeline},
     pre_tokenizer::{self, PreTokenizer},
     sentencepiece::{self, Piece, SPACE},
-    vocabulary::{Kind, Spelling, Token, Vocabulary, byte_piece, check_length},
+    vocabulary::{Kind, Token, TokenEncoding, Vocabulary, byte_piece, check_length},
 };
 
 /// Values of the key `tokenizer.ggml.token_type`.
@@ -62,11 +62,11 @@ impl Tokenizer {
     pub fn from_gguf(file: &GgufFile) -> Result<Self, TokenizerError> {
         let model = file.str("tokenizer.ggml.model")?.ok_or_else(|| missing(file, "tokenizer.ggml.model"))?;
         let tokens = Tokens::read(file)?;
-        let (parts, spelling, adds_leading_space) = match model {
-            "gpt2" => (byte_level(&tokens)?, Spelling::ByteLevel, false),
+        let (parts, encoding, adds_leading_space) = match model {
+            "gpt2" => (byte_level(&tokens)?, TokenEncoding::ByteLevel, false),
             "llama" => {
                 let prefix = file.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-                (sentencepiece(&tokens, prefix)?, Spelling::SentencePiece, prefix)
+                (sentencepiece(&tokens, prefix)?, TokenEncoding::SentencePiece, prefix)
             }
             other => {
                 return Err(TokenizerError::Unsupported {
@@ -78,7 +78,7 @@ impl Tokenizer {
             }
         };
         let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
-        let vocabulary = Vocabulary::new(tokens.entries(), spelling).map_err(malformed)?;
+        let vocabulary = Vocabulary::new(tokens.entries(), encoding).map_err(malformed)?;
         Ok(Self {
             names: vocabulary.control_names(),
             vocabulary,

@@ -15,14 +15,14 @@ pub(super) enum Kind {
 
 /// How the spellings of tokens encode bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spelling {
+pub(super) enum TokenEncoding {
     /// Bytes are spelled in GPT-2's alphabet.
     ByteLevel,
     /// U+2581 is a space, `<0x0A>` a byte.
     SentencePiece,
 }
 
-impl Spelling {
+impl TokenEncoding {
     fn append_bytes(self, spelling: &str, out: &mut Vec<u8>) {
         match self {
             Self::ByteLevel => byte_level::append_bytes(spelling, out),
@@ -64,7 +64,7 @@ impl Vocabulary {
     /// describes an id or spelling beyond the limits.
     pub(super) fn new<'a>(
         tokens: impl Iterator<Item = Token<'a>>,
-        spelling: Spelling,
+        encoding: TokenEncoding,
     ) -> Result<Self, String> {
         let mut sorted = Vec::new();
         for token in tokens {
@@ -84,19 +84,19 @@ impl Vocabulary {
                 continue;
             }
             while table.len() < token.id as usize {
-                table.push(None, spelling);
+                table.push(None, encoding);
             }
-            table.push(Some(*token), spelling);
+            table.push(Some(*token), encoding);
         }
         Ok(table)
     }
 
-    fn push(&mut self, token: Option<Token<'_>>, spelling: Spelling) {
+    fn push(&mut self, token: Option<Token<'_>>, encoding: TokenEncoding) {
         if let Some(token) = token {
             if token.literal {
                 self.bytes.extend_from_slice(token.spelling.as_bytes());
             } else {
-                spelling.append_bytes(token.spelling, &mut self.bytes);
+                encoding.append_bytes(token.spelling, &mut self.bytes);
             }
         }
         self.kinds.push(token.map_or(Kind::Absent, |token| token.kind));
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn pieces_stand_for_spaces_and_bytes() {
         let pieces = [text(0, "▁a▁"), text(1, "<0x0A>"), text(3, "<0xZZ>"), text(2, "<0x0a")];
-        let table = Vocabulary::new(pieces.into_iter(), Spelling::SentencePiece).unwrap();
+        let table = Vocabulary::new(pieces.into_iter(), TokenEncoding::SentencePiece).unwrap();
         let bytes: Vec<_> = (0..5).map(|id| table.bytes(id)).collect();
         let expected: [Option<&[u8]>; 5] = [Some(b" a "), Some(b"\n"), Some(b"<0x0a"), Some(b"<0xZZ>"), None];
         assert_eq!(bytes, expected);
@@ -164,14 +164,14 @@ mod tests {
 
     #[test]
     fn ids_without_a_token_have_no_bytes() {
-        let table = Vocabulary::new([text(2, "a")].into_iter(), Spelling::ByteLevel).unwrap();
+        let table = Vocabulary::new([text(2, "a")].into_iter(), TokenEncoding::ByteLevel).unwrap();
         assert_eq!((table.len(), table.bytes(1), table.bytes(2)), (3, None, Some(b"a".as_slice())));
     }
 
     #[test]
     fn of_two_tokens_of_one_id_the_later_counts() {
         let tokens = [text(1, "b"), text(0, "a"), text(1, "c")];
-        let table = Vocabulary::new(tokens.into_iter(), Spelling::ByteLevel).unwrap();
+        let table = Vocabulary::new(tokens.into_iter(), TokenEncoding::ByteLevel).unwrap();
         assert_eq!(
             (table.len(), table.bytes(0), table.bytes(1)),
             (2, Some(b"a".as_slice()), Some(b"c".as_slice()))
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn an_id_beyond_the_limit_is_refused_before_anything_is_allocated_for_it() {
-        let error = Vocabulary::new([text(u32::MAX, "a")].into_iter(), Spelling::ByteLevel).unwrap_err();
+        let error = Vocabulary::new([text(u32::MAX, "a")].into_iter(), TokenEncoding::ByteLevel).unwrap_err();
         assert!(error.contains("4294967295"), "{error}");
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct LoadPlan {
     pub(super) models: Vec<String>,
     /// Index of the model of each request.
     pub(super) picks: Vec<usize>,
-    pub(super) pace: LoadPattern,
+    pub(super) pattern: LoadPattern,
     /// Approximate number of tokens per prompt.
     pub(super) prompt_tokens: usize,
     /// Number of tokens per answer.
@@ -59,7 +59,7 @@ pub(super) struct AnswerTiming {
 
 /// Outcome of one request.
 #[derive(Debug)]
-pub(super) struct RequestFate {
+pub(super) struct RequestResult {
     pub(super) request: usize,
     /// Send time, counted from the start of the run.
     pub(super) sent: Duration,
@@ -67,13 +67,13 @@ pub(super) struct RequestFate {
     pub(super) late: Duration,
     /// Time from sending to the end of answer or error.
     pub(super) took: Duration,
-    pub(super) result: Result<AnswerTiming, ClientError>,
+    pub(super) answer: Result<AnswerTiming, ClientError>,
 }
 
-impl RequestFate {
+impl RequestResult {
     /// True if the gateway refused the request because it is full (429, 503).
     pub(super) fn is_refusal(&self) -> bool {
-        matches!(self.result, Err(ClientError::Refused { status: 429 | 503, .. }))
+        matches!(self.answer, Err(ClientError::Refused { status: 429 | 503, .. }))
     }
 }
 
@@ -81,14 +81,14 @@ impl RequestFate {
 #[derive(Debug)]
 pub(super) struct LoadResult {
     /// Outcomes in the order of the requests.
-    pub(super) fates: Vec<RequestFate>,
+    pub(super) results: Vec<RequestResult>,
     /// Time from the first request to the end of the last answer.
     pub(super) wall: Duration,
 }
 
 impl LoadPlan {
     pub(super) fn run(&self, client: &GatewayClient) -> LoadResult {
-        let (callers, times) = match self.pace {
+        let (callers, times) = match self.pattern {
             LoadPattern::Closed { concurrency } => (concurrency, None),
             LoadPattern::Open { per_s, callers } => {
                 (callers, Some(arrivals(per_s, self.picks.len(), self.seed)))
@@ -101,26 +101,26 @@ impl LoadPlan {
                 let request = next.fetch_add(1, Ordering::Relaxed);
                 (request < self.picks.len()).then_some(request)
             });
-            let fate = |request: usize| {
+            let send = |request: usize| {
                 let due = times.as_ref().map_or_else(|| start.elapsed(), |times| times[request]);
                 thread::sleep(due.saturating_sub(start.elapsed()));
                 self.send(client, request, start, due)
             };
-            requests.map(fate).collect::<Vec<_>>()
+            requests.map(send).collect::<Vec<_>>()
         };
-        let mut fates: Vec<_> = thread::scope(|scope| {
+        let mut results: Vec<_> = thread::scope(|scope| {
             let callers: Vec<_> = (0..callers.min(self.picks.len())).map(|_| scope.spawn(caller)).collect();
             callers.into_iter().filter_map(|caller| caller.join().ok()).flatten().collect()
         });
-        fates.sort_by_key(|fate| fate.request);
-        LoadResult { fates, wall: start.elapsed() }
+        results.sort_by_key(|result| result.request);
+        LoadResult { results, wall: start.elapsed() }
     }
 
-    fn send(&self, client: &GatewayClient, request: usize, start: Instant, due: Duration) -> RequestFate {
+    fn send(&self, client: &GatewayClient, request: usize, start: Instant, due: Duration) -> RequestResult {
         let sent = start.elapsed();
-        let result = self.ask(client, request);
+        let answer = self.ask(client, request);
         let took = start.elapsed().saturating_sub(sent);
-        RequestFate { request, sent, late: sent.saturating_sub(due), took, result }
+        RequestResult { request, sent, late: sent.saturating_sub(due), took, answer }
     }
 
     fn ask(&self, client: &GatewayClient, request: usize) -> Result<AnswerTiming, ClientError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    load::{AnswerTiming, LoadPattern, LoadPlan, LoadResult, RequestFate},
+    load::{AnswerTiming, LoadPattern, LoadPlan, LoadResult, RequestResult},
     traffic::{Distribution, Selection},
 };
 use crate::client::ClientError;
@@ -75,21 +75,21 @@ pub(super) struct RequestReport<'a> {
 impl<'a> RequestReport<'a> {
     /// Returns a report for each request, in order.
     pub(super) fn of(load: &'a LoadPlan, outcome: &'a LoadResult) -> impl Iterator<Item = Self> {
-        outcome.fates.iter().map(|fate| {
-            let answer = fate.result.as_ref().ok();
-            let (status, code) = match &fate.result {
+        outcome.results.iter().map(|result| {
+            let answer = result.answer.as_ref().ok();
+            let (status, code) = match &result.answer {
                 Ok(_) => (Some(200), None),
                 Err(ClientError::Refused { status, code, .. }) => (Some(*status), code.as_deref()),
                 Err(_) => (None, None),
             };
             Self {
-                request: fate.request,
-                model: &load.models[load.picks[fate.request]],
-                sent_s: fate.sent.as_secs_f64(),
+                request: result.request,
+                model: &load.models[load.picks[result.request]],
+                sent_s: result.sent.as_secs_f64(),
                 status,
                 code,
                 first_token_ms: answer.map(|answer| milliseconds(answer.first_token)),
-                request_ms: milliseconds(fate.took),
+                request_ms: milliseconds(result.took),
                 completion_tokens: answer.map_or(0, |answer| answer.usage.completion_tokens),
             }
         })
@@ -112,10 +112,10 @@ impl BenchReport {
         distribution: Distribution,
         outcome: &LoadResult,
     ) -> Self {
-        let fates = &outcome.fates;
-        let answers: Vec<_> = fates.iter().filter_map(|fate| fate.result.as_ref().ok()).collect();
-        let refusals = || fates.iter().filter(|fate| fate.is_refusal());
-        let (concurrency, rate_per_s) = match load.pace {
+        let results = &outcome.results;
+        let answers: Vec<_> = results.iter().filter_map(|result| result.answer.as_ref().ok()).collect();
+        let refusals = || results.iter().filter(|result| result.is_refusal());
+        let (concurrency, rate_per_s) = match load.pattern {
             LoadPattern::Closed { concurrency } => (concurrency, None),
             LoadPattern::Open { per_s, callers } => (callers, Some(per_s)),
         };
@@ -126,7 +126,7 @@ impl BenchReport {
             adapters: load.models.len(),
             distribution: distribution.as_str(),
             requests: load.picks.len(),
-            failed: fates.len() - answers.len(),
+            failed: results.len() - answers.len(),
             refused: refusals().count(),
             concurrency,
             rate_per_s,
@@ -139,8 +139,8 @@ impl BenchReport {
             first_token_ms: Percentiles::of(answers.iter().map(|answer| milliseconds(answer.first_token))),
             time_per_token_ms: Percentiles::of(answers.iter().filter_map(|answer| time_per_token_ms(answer))),
             request_ms: Percentiles::of(answers.iter().map(|answer| milliseconds(answer.total))),
-            refusal_ms: Percentiles::of(refusals().map(|fate| milliseconds(fate.took))),
-            late_ms: Percentiles::of(fates.iter().map(|fate: &RequestFate| milliseconds(fate.late))),
+            refusal_ms: Percentiles::of(refusals().map(|result| milliseconds(result.took))),
+            late_ms: Percentiles::of(results.iter().map(|result: &RequestResult| milliseconds(result.late))),
         }
     }
 }
@@ -197,9 +197,9 @@ mod tests {
     use super::*;
     use crate::client::Usage;
 
-    fn fate(request: usize, took_ms: u64, result: Result<AnswerTiming, ClientError>) -> RequestFate {
+    fn result(request: usize, took_ms: u64, answer: Result<AnswerTiming, ClientError>) -> RequestResult {
         let late = Duration::from_millis(1);
-        RequestFate { request, sent: Duration::ZERO, late, took: Duration::from_millis(took_ms), result }
+        RequestResult { request, sent: Duration::ZERO, late, took: Duration::from_millis(took_ms), answer }
     }
 
     fn refused(status: u16) -> ClientError {
@@ -229,17 +229,17 @@ mod tests {
         let load = LoadPlan {
             models: vec!["a".into(), "b".into()],
             picks: vec![0, 1, 1, 0],
-            pace: LoadPattern::Open { per_s: 9.0, callers: 2 },
+            pattern: LoadPattern::Open { per_s: 9.0, callers: 2 },
             prompt_tokens: 5,
             max_tokens: 11,
             seed: 0,
         };
         let outcome = LoadResult {
-            fates: vec![
-                fate(0, 110, Ok(answer(10, 11))),
-                fate(1, 130, Ok(answer(30, 1))),
-                fate(2, 4, Err(refused(429))),
-                fate(3, 50, Err(refused(500))),
+            results: vec![
+                result(0, 110, Ok(answer(10, 11))),
+                result(1, 130, Ok(answer(30, 1))),
+                result(2, 4, Err(refused(429))),
+                result(3, 50, Err(refused(500))),
             ],
             wall: Duration::from_secs(2),
         };

@@ -266,11 +266,11 @@ impl Conversation {
                 let usage = stats.usage.map(|usage| {
                     json!({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
                 });
-                let mut told = json!({"model": self.model, "content": text, "usage": usage});
+                let mut message = json!({"model": self.model, "content": text, "usage": usage});
                 if !thought.is_empty() {
-                    told["reasoning_content"] = thought.into();
+                    message["reasoning_content"] = thought.into();
                 }
-                self.terminal.print(told);
+                self.terminal.print(message);
             }
         }
         if ending == AnswerEnd::Complete || !text.is_empty() {

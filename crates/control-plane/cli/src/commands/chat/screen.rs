@@ -156,10 +156,10 @@ impl<W: Write> TerminalAnswer<W> {
     /// Returns the part of the provisional text that fits into the line in which the text ends.
     fn fitting(&self) -> String {
         let (Some(column), Some(columns)) = (self.column, self.columns) else { return String::new() };
-        let mut room = columns.saturating_sub(column + 1);
-        let fits = |c: &char| match c.width().filter(|width| (1..=room).contains(width)) {
+        let mut free_columns = columns.saturating_sub(column + 1);
+        let fits = |c: &char| match c.width().filter(|width| (1..=free_columns).contains(width)) {
             Some(width) if !c.is_control() => {
-                room -= width;
+                free_columns -= width;
                 true
             }
             _ => false,

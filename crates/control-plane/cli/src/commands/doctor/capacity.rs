@@ -79,36 +79,36 @@ struct Capacity {
     architecture: String,
     device: String,
     context_length: u64,
-    weights: WeightFigures,
-    kv: KvFigures,
-    adapters: AdapterFigures,
-    host: HostFigures,
-    gpu: Option<GpuFigures>,
+    weights: WeightCapacity,
+    kv: KvCapacity,
+    adapters: AdapterCapacity,
+    host: HostCapacity,
+    gpu: Option<GpuCapacity>,
 }
 
 #[derive(Debug, Deserialize)]
-struct WeightFigures {
+struct WeightCapacity {
     bytes: u64,
     streamed: bool,
 }
 
 #[derive(Debug, Deserialize)]
-struct KvFigures {
+struct KvCapacity {
     bits: u32,
     bytes_per_token: u64,
     tokens: u64,
 }
 
 #[derive(Debug, Deserialize)]
-struct AdapterFigures {
+struct AdapterCapacity {
     bits: u32,
     host_bytes: u64,
     device_bytes: u64,
-    sizes: Vec<AdapterSizeFigures>,
+    sizes: Vec<AdapterSizeCapacity>,
 }
 
 #[derive(Debug, Deserialize)]
-struct AdapterSizeFigures {
+struct AdapterSizeCapacity {
     targets: String,
     rank: u32,
     bytes: u64,
@@ -117,7 +117,7 @@ struct AdapterSizeFigures {
 }
 
 #[derive(Debug, Deserialize)]
-struct HostFigures {
+struct HostCapacity {
     weights_bytes: u64,
     pool_bytes: u64,
     adapter_bytes: u64,
@@ -127,7 +127,7 @@ struct HostFigures {
 }
 
 #[derive(Debug, Deserialize)]
-struct GpuFigures {
+struct GpuCapacity {
     free_bytes: u64,
     total_bytes: u64,
     scratch_bytes: u64,
@@ -143,7 +143,7 @@ pub(super) fn run(
 ) -> Result<(), CheckFailure> {
     let (mut findings, mut values, mut hosts, mut exit) = (Vec::new(), Vec::new(), Vec::new(), Exit::Failed);
     for member in config.members() {
-        let found = match figures(&member, device_memory, home) {
+        let found = match read_capacity(&member, device_memory, home) {
             Ok((value, capacity)) => {
                 values.push(json!({ "executor": member.name, "figures": value }));
                 let found = capacity.findings();
@@ -164,7 +164,7 @@ pub(super) fn run(
 /// Compares what all executors of `config` on this host take with the memory that is free now; `None` without
 /// executors.
 pub(super) fn memory(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
-    let host = |member| figures(&member, None, home).map(|(_, capacity)| capacity.host);
+    let host = |member| read_capacity(&member, None, home).map(|(_, capacity)| capacity.host);
     match config.members().into_iter().map(host).collect::<Result<Vec<_>, _>>() {
         Ok(hosts) => free_memory(&hosts),
         Err(error) => {
@@ -179,12 +179,12 @@ pub(super) fn host_memory(
     member: &DeployedExecutor,
     home: &HomeDirectory,
 ) -> Result<(u64, u64), CapacityError> {
-    figures(member, None, home).map(|(_, capacity)| (capacity.host.needed(), capacity.host.limit_bytes))
+    read_capacity(member, None, home).map(|(_, capacity)| (capacity.host.needed(), capacity.host.limit_bytes))
 }
 
 /// Runs the executor's program with the settings that `up` would pass to it. Returns the answer, and the same
 /// parsed.
-fn figures(
+fn read_capacity(
     member: &DeployedExecutor,
     device_memory: Option<ByteCount>,
     home: &HomeDirectory,
@@ -248,7 +248,7 @@ impl Capacity {
 
     fn kv_cache(&self) -> Finding {
         const NAME: &str = "KV cache";
-        let KvFigures { bits, bytes_per_token, tokens } = self.kv;
+        let KvCapacity { bits, bytes_per_token, tokens } = self.kv;
         let context = self.context_length.min(CONTEXT_TOKENS);
         let found = format!(
             "{} per token with {bits} bits per value; at most {tokens} tokens, as {} contexts of {context} tokens",
@@ -266,8 +266,8 @@ impl Capacity {
     }
 
     fn adapters(&self) -> Finding {
-        let AdapterFigures { bits, host_bytes, device_bytes, sizes } = &self.adapters;
-        let row = |of: &AdapterSizeFigures| {
+        let AdapterCapacity { bits, host_bytes, device_bytes, sizes } = &self.adapters;
+        let row = |of: &AdapterSizeCapacity| {
             let counts = [of.host_adapters, of.device_adapters].map(|count| count.to_string());
             let [host, device] = counts;
             [of.targets.clone(), of.rank.to_string(), size(of.bytes), host, device]
@@ -291,7 +291,7 @@ impl Capacity {
     /// Compares host memory of an executor on a CPU with its limit.
     fn host_memory(&self) -> Finding {
         const NAME: &str = "memory";
-        let HostFigures { weights_bytes, pool_bytes, limit_bytes, .. } = self.host;
+        let HostCapacity { weights_bytes, pool_bytes, limit_bytes, .. } = self.host;
         let found = format!(
             "{} at most: {}; the executor's limit is {}",
             size(self.host.needed()),
@@ -314,7 +314,7 @@ impl Capacity {
     }
 
     /// Reports a GPU's memory; the executor refuses a model that does not fit.
-    fn gpu_memory(&self, gpu: &GpuFigures) -> Finding {
+    fn gpu_memory(&self, gpu: &GpuCapacity) -> Finding {
         let found = format!(
             "weights {}, passes {}, KV cache and adapters {}; {} of {} free",
             size(self.weights.bytes),
@@ -327,7 +327,7 @@ impl Capacity {
     }
 }
 
-impl HostFigures {
+impl HostCapacity {
     fn needed(&self) -> u64 {
         let purposes = [self.weights_bytes, self.pool_bytes, self.adapter_bytes, self.kv_offload_bytes];
         purposes.into_iter().fold(0, u64::saturating_add)
@@ -346,10 +346,10 @@ impl HostFigures {
 }
 
 /// Compares what all executors take together with the memory that is free now.
-fn free_memory(hosts: &[HostFigures]) -> Option<Finding> {
+fn free_memory(hosts: &[HostCapacity]) -> Option<Finding> {
     let free = hosts.first()?.free_bytes;
-    let sum = |bytes: fn(&HostFigures) -> u64| hosts.iter().map(bytes).fold(0, u64::saturating_add);
-    let (weights, needed) = (sum(|host| host.weights_bytes), sum(HostFigures::needed));
+    let sum = |bytes: fn(&HostCapacity) -> u64| hosts.iter().map(bytes).fold(0, u64::saturating_add);
+    let (weights, needed) = (sum(|host| host.weights_bytes), sum(HostCapacity::needed));
     let found = format!("{} now, of which {} are needed at most", size(free), size(needed));
     Some(if weights > free {
         Finding::fail(FREE_MEMORY, found, "choose a smaller model, or one with fewer bits per weight")

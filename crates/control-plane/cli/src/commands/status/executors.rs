@@ -1,6 +1,6 @@
 //! Table of several executors for `status`.
 
-use control_protocol::status::{ExecutorFigures, ExecutorStatus};
+use control_protocol::status::{ExecutorStats, ExecutorStatus};
 
 use super::{device_text, memory, missing_workers};
 use crate::terminal::{
@@ -21,7 +21,7 @@ pub(super) fn all(ink: TextStyle, executors: &[ExecutorStatus]) -> Vec<String> {
 }
 
 fn row(executor: &ExecutorStatus) -> [String; 9] {
-    let ExecutorFigures { requests, tokens_per_s, memory, adapters, device, .. } = &executor.figures;
+    let ExecutorStats { requests, tokens_per_s, memory, adapters, device, .. } = &executor.stats;
     let dash = || "-".to_owned();
     let sequences = executor.sequences;
     [
@@ -45,7 +45,7 @@ fn called(executor: &ExecutorStatus) -> String {
 }
 
 fn trouble(executor: &ExecutorStatus) -> Option<String> {
-    let missing = || executor.figures.workers.as_ref().and_then(missing_workers);
+    let missing = || executor.stats.workers.as_ref().and_then(missing_workers);
     let why = executor.detail.as_deref().map(printable).or_else(missing)?;
     Some(format!("{}: {why}", called(executor)))
 }

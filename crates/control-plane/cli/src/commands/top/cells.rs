@@ -1,6 +1,6 @@
 //! The texts of a dashboard snapshot's cells, shared by the line output and the drawn page.
 
-use control_protocol::status::{DeploymentStatus, ExecutorFigures, ExecutorStatus};
+use control_protocol::status::{DeploymentStatus, ExecutorStats, ExecutorStatus};
 
 use super::stats::{self, DashboardSnapshot, TopRow};
 use crate::terminal::printable;
@@ -10,9 +10,9 @@ pub(super) const EXECUTORS: [&str; 5] = ["EXECUTOR", "STATE", "REQS", "TOK/S", "
 pub(super) const MODELS: [&str; 7] = ["MODEL", "TIER", "REQS", "TOK/S", "FIRST TOKEN", "95 %", "ANSWERS"];
 
 /// Returns name and text of the facts about the whole deployment.
-pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
-    let DeploymentStatus { version, uptime_s, ready, figures, .. } = &look.status;
-    let ExecutorFigures { requests, tokens_per_s, .. } = figures;
+pub(super) fn rows(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
+    let DeploymentStatus { version, uptime_s, ready, stats, .. } = &look.status;
+    let ExecutorStats { requests, tokens_per_s, .. } = stats;
     let state = if *ready { "serving" } else { "not ready" };
     [
         ("model", format!("{}, {state} for {uptime_s} s, version {}", look.model(), printable(version))),
@@ -25,7 +25,7 @@ pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
 }
 
 pub(super) fn executor(one: &ExecutorStatus) -> [String; 5] {
-    let ExecutorFigures { requests, tokens_per_s, .. } = &one.figures;
+    let ExecutorStats { requests, tokens_per_s, .. } = &one.stats;
     let running = match requests.waiting {
         0 => requests.running.to_string(),
         waiting => format!("{} (+{waiting} waiting)", requests.running),

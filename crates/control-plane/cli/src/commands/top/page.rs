@@ -53,7 +53,7 @@ pub(super) struct Page {
 
 impl Page {
     pub(super) fn new(url: &str, first: DashboardSnapshot, ink: TextStyle) -> Self {
-        let rates = VecDeque::from([tenths(first.status.figures.tokens_per_s.generated)]);
+        let rates = VecDeque::from([tenths(first.status.stats.tokens_per_s.generated)]);
         Self { url: printable(url), ink, last: first.clone(), first, rates, trouble: None, scrolled: 0 }
     }
 
@@ -61,7 +61,7 @@ impl Page {
     pub(super) fn update(&mut self, look: Result<DashboardSnapshot, ClientError>) {
         match look {
             Ok(look) => {
-                self.rates.push_back(tenths(look.status.figures.tokens_per_s.generated));
+                self.rates.push_back(tenths(look.status.stats.tokens_per_s.generated));
                 if self.rates.len() > MAX_RATES {
                     self.rates.pop_front();
                 }
@@ -114,8 +114,8 @@ impl Page {
     }
 
     fn head(&self) -> Vec<Line<'static>> {
-        let facts = cells::facts(&self.last);
-        let mut lines: Vec<Line> = facts
+        let rows = cells::rows(&self.last);
+        let mut lines: Vec<Line> = rows
             .into_iter()
             .map(|(name, value)| {
                 Line::from(vec![Span::styled(format!("{name:<10}"), self.dim()), Span::raw(value)])

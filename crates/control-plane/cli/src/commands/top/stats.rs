@@ -70,8 +70,8 @@ impl DashboardSnapshot {
         let mut status: DeploymentStatus = serde_json::from_value(body).map_err(ClientError::Garbled)?;
         let mut executors = std::mem::take(&mut status.executors);
         if executors.is_empty() {
-            let (name, figures) = ("executor".into(), status.figures.clone());
-            executors.push(ExecutorStatus { name, figures, ..ExecutorStatus::default() });
+            let (name, stats) = ("executor".into(), status.stats.clone());
+            executors.push(ExecutorStatus { name, stats, ..ExecutorStatus::default() });
         }
         executors.iter_mut().for_each(|one| one.name = in_a_line(&one.name));
         Ok(Self { status, executors, adapters, first_tokens: histograms(metrics, FIRST_TOKEN, "adapter") })
@@ -121,21 +121,21 @@ impl DashboardSnapshot {
     }
 
     pub(super) fn json(&self) -> Value {
-        let DeploymentStatus { version, uptime_s, ready, figures, .. } = &self.status;
+        let DeploymentStatus { version, uptime_s, ready, stats, .. } = &self.status;
         let rates = |rates: TokenRates| json!({"generated": rates.generated, "prompt": rates.prompt});
         let executor = |one: &ExecutorStatus| {
-            let figures = &one.figures;
-            let workers = figures.workers.clone().unwrap_or_default();
+            let stats = &one.stats;
+            let workers = stats.workers.clone().unwrap_or_default();
             json!({
                 "name": one.name, "state": one.state,
-                "device": figures.device.as_ref().and_then(|device| device.kind.as_deref()),
-                "requests": figures.requests, "tokens_per_s": rates(figures.tokens_per_s), "memory": memory(one),
+                "device": stats.device.as_ref().and_then(|device| device.kind.as_deref()),
+                "requests": stats.requests, "tokens_per_s": rates(stats.tokens_per_s), "memory": memory(one),
                 "workers": {"seated": workers.seated.len(), "expected": workers.expected, "lost": workers.lost},
             })
         };
         json!({
             "model": self.status.model, "version": version, "uptime_s": uptime_s, "ready": ready,
-            "requests": figures.requests, "tokens_per_s": rates(figures.tokens_per_s),
+            "requests": stats.requests, "tokens_per_s": rates(stats.tokens_per_s),
             "executors": self.executors.iter().map(executor).collect::<Vec<_>>(), "models": self.rows(None),
         })
     }
@@ -143,7 +143,7 @@ impl DashboardSnapshot {
 
 /// Returns an executor's memory by kind, without empty kinds.
 pub(super) fn memory(executor: &ExecutorStatus) -> Vec<MemoryKind> {
-    let MemoryStatus { block_bytes, device, held, .. } = executor.figures.memory.clone().unwrap_or_default();
+    let MemoryStatus { block_bytes, device, held, .. } = executor.stats.memory.clone().unwrap_or_default();
     let blocks = |blocks: u64| blocks.saturating_mul(block_bytes);
     let pool = [("running", device.running), ("history", device.history), ("adapters", device.adapters)];
     let pool = pool.map(|(name, count)| MemoryKind {
@@ -161,7 +161,7 @@ pub(super) fn memory(executor: &ExecutorStatus) -> Vec<MemoryKind> {
 
 /// Returns an executor's state and device kind.
 pub(super) fn state(executor: &ExecutorStatus) -> String {
-    let kind = executor.figures.device.as_ref().and_then(|device| device.kind.as_deref());
+    let kind = executor.stats.device.as_ref().and_then(|device| device.kind.as_deref());
     let words = [executor.state.as_deref(), kind].into_iter().flatten();
     let text = words.map(in_a_line).collect::<Vec<_>>().join(", ");
     if text.is_empty() { "-".into() } else { text }
@@ -169,7 +169,7 @@ pub(super) fn state(executor: &ExecutorStatus) -> String {
 
 /// Returns the attached and expected worker counts, and each worker's share of the work.
 pub(super) fn workers(executor: &ExecutorStatus) -> String {
-    let workers = executor.figures.workers.clone().unwrap_or_default();
+    let workers = executor.stats.workers.clone().unwrap_or_default();
     let WorkerPoolStatus { expected, lost, seated, .. } = workers;
     if seated.is_empty() && expected == 0 {
         return "-".into();
@@ -235,9 +235,9 @@ pub(super) mod tests {
     #[test]
     fn memory_is_told_by_kind_as_far_as_there_is_any() {
         let kinds = memory(&snapshot(1.0, 0).executors[0]);
-        let told: Vec<_> = kinds.iter().map(|kind| (kind.of, kind.name, kind.bytes)).collect();
+        let shown: Vec<_> = kinds.iter().map(|kind| (kind.of, kind.name, kind.bytes)).collect();
         assert_eq!(
-            told,
+            shown,
             [("blocks", "running", 2048), ("blocks", "history", 4096), ("host", "weights", 2048)]
         );
         assert!(kinds.iter().all(|kind| kind.limit_bytes == 8192));
@@ -247,8 +247,8 @@ pub(super) mod tests {
     fn several_executors_are_told_each_by_its_name() {
         let status = json!({"model": "smol", "executors": [{"name": "left", "state": "ready"}, {"name": "right", "state": "lost"}]});
         let look = DashboardSnapshot::read(status, Vec::new(), "").unwrap();
-        let told: Vec<_> = look.executors.iter().map(|one| (one.name.as_str(), state(one))).collect();
-        assert_eq!(told, [("left", "ready".to_owned()), ("right", "lost".to_owned())]);
+        let shown: Vec<_> = look.executors.iter().map(|one| (one.name.as_str(), state(one))).collect();
+        assert_eq!(shown, [("left", "ready".to_owned()), ("right", "lost".to_owned())]);
         assert_eq!(look.json()["executors"][1]["state"], "lost");
     }
 }

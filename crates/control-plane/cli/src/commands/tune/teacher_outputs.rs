@@ -107,21 +107,21 @@ impl TeacherOutputs<'_> {
         Ok((count, bytes))
     }
 
-    /// Requests the missing answers from `client` and reports the number of answered prompts to `told`. The
-    /// first stop signal ends the collection.
+    /// Requests the missing answers from `client` and reports the number of answered prompts to
+    /// `on_progress`. The first stop signal ends the collection.
     pub(super) fn ask(
         &self,
         client: &GatewayClient,
-        told: &mut dyn FnMut(usize) -> io::Result<()>,
+        on_progress: &mut dyn FnMut(usize) -> io::Result<()>,
     ) -> Result<CollectionEnd, AskError> {
         let (kept, bytes) = self.kept_lines()?;
         let mut file = File::options().write(true).create(true).truncate(false).open(self.file)?;
         file.set_len(bytes)?;
         io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
         fs::write(self.asking_file, serde_json::to_vec_pretty(self.asking).map_err(io::Error::from)?)?;
-        told(kept)?;
+        on_progress(kept)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let ended = runtime.block_on(self.collect(client, kept, &mut file, told));
+        let ended = runtime.block_on(self.collect(client, kept, &mut file, on_progress));
         file.sync_all()?;
         ended
     }
@@ -131,7 +131,7 @@ impl TeacherOutputs<'_> {
         client: &GatewayClient,
         kept: usize,
         file: &mut File,
-        told: &mut dyn FnMut(usize) -> io::Result<()>,
+        on_progress: &mut dyn FnMut(usize) -> io::Result<()>,
     ) -> Result<CollectionEnd, AskError> {
         let mut signals = StopSignals::new()?;
         let (client, hang_up) = client.apart();
@@ -145,7 +145,7 @@ impl TeacherOutputs<'_> {
             match answer {
                 None => break Ok(CollectionEnd::Done),
                 Some((_, Err(error))) => break Err(error.into()),
-                Some((number, Ok(line))) => collected.add(number, line, file, told)?,
+                Some((number, Ok(line))) => collected.add(number, line, file, on_progress)?,
             }
         };
         asked.is_over.store(true, Ordering::Relaxed);
@@ -204,13 +204,13 @@ impl OrderedLines {
         number: usize,
         line: String,
         file: &mut File,
-        told: &mut dyn FnMut(usize) -> io::Result<()>,
+        on_progress: &mut dyn FnMut(usize) -> io::Result<()>,
     ) -> io::Result<()> {
         self.waiting.insert(number, line);
         while let Some(line) = self.waiting.remove(&self.next) {
             file.write_all(line.as_bytes())?;
             self.next += 1;
-            told(self.next)?;
+            on_progress(self.next)?;
         }
         Ok(())
     }

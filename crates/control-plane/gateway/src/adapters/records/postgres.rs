@@ -316,8 +316,8 @@ async fn log(connection: &mut PgConnection, number: i64, name: &str) -> Result<(
 
 /// Notifies the listeners when the transaction is committed.
 async fn notify_listeners(connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
-    let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
-    told.execute(connection).await.map(drop)
+    let notify = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
+    notify.execute(connection).await.map(drop)
 }
 
 async fn write(

@@ -43,23 +43,23 @@ impl AdapterSource {
         root: &Path,
         options: &RemoteOptions,
     ) -> Result<Self, FetchError> {
-        let told = uri.to_string();
-        let missing = |what: &str| FetchError::Missing { uri: told.clone(), what: what.to_owned() };
+        let text = uri.to_string();
+        let missing = |what: &str| FetchError::Missing { uri: text.clone(), what: what.to_owned() };
         let path = uri.parts().join("/");
         let place = match uri.scheme() {
             UriScheme::Hub => {
                 let name = uri.hub_name().ok_or_else(|| missing("repository"))?;
-                SourcePlace::Hub(Box::new(HubSnapshot::open(&told, &name, &options.hub).await?))
+                SourcePlace::Hub(Box::new(HubSnapshot::open(&text, &name, &options.hub).await?))
             }
             UriScheme::Bucket => {
                 let address = BucketAddress::parse(&format!("s3://{path}"), options.bucket.variables());
                 let address = address.ok_or_else(|| missing("bucket"))?;
                 let opened = Bucket::open(address);
-                SourcePlace::Bucket(opened.map_err(|error| FetchError::of_bucket(&told, &error))?)
+                SourcePlace::Bucket(opened.map_err(|error| FetchError::of_bucket(&text, &error))?)
             }
             UriScheme::File => {
                 let inside = AdapterLocation::inside(root, Path::new(&format!("/{path}")))?;
-                SourcePlace::Directory(Arc::new(inside.told_as(Path::new(&told))))
+                SourcePlace::Directory(Arc::new(inside.displayed_as(Path::new(&text))))
             }
         };
         Ok(Self { uri: uri.clone(), place })
@@ -82,8 +82,8 @@ impl AdapterSource {
                 let uri = self.uri.to_string();
                 let read = bucket.read(name).await.map_err(|error| FetchError::of_bucket(&uri, &error))?;
                 Ok(read.map(|bytes| {
-                    let told = uri.clone();
-                    with_patience(&uri, bytes.map_err(move |error| FetchError::of_bucket(&told, &error)))
+                    let text = uri.clone();
+                    with_patience(&uri, bytes.map_err(move |error| FetchError::of_bucket(&text, &error)))
                 }))
             }
             SourcePlace::Directory(place) => self.file_in(Arc::clone(place), name).await,

@@ -29,7 +29,7 @@ pub(in crate::adapters) struct StagedAdapter {
 
 impl StagedAdapter {
     pub(in crate::adapters) fn place(&self) -> Result<AdapterLocation, JailError> {
-        Ok(self.files.place()?.told_as(self.pinned.to_string().as_ref()))
+        Ok(self.files.place()?.displayed_as(self.pinned.to_string().as_ref()))
     }
 }
 

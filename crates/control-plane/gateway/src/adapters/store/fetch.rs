@@ -36,7 +36,7 @@ pub(super) struct BucketCounters {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FetchStats {
+pub struct BucketStats {
     pub address: BucketAddress,
     pub fetched: u64,
     pub failed: u64,
@@ -54,7 +54,7 @@ impl AdapterStore {
     pub(crate) fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
         let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
         let remote =
-            Remote { bucket: Arc::new(Bucket::open(address)?), cache, figures: BucketCounters::default() };
+            Remote { bucket: Arc::new(Bucket::open(address)?), cache, counters: BucketCounters::default() };
         self.remote = Some(Arc::new(remote));
         Ok(self)
     }
@@ -70,14 +70,14 @@ impl AdapterStore {
     }
 
     #[must_use]
-    pub(crate) fn fetch_figures(&self) -> Option<FetchStats> {
-        let Remote { bucket, cache, figures } = &**self.remote.as_ref()?;
-        Some(FetchStats {
+    pub(crate) fn bucket_stats(&self) -> Option<BucketStats> {
+        let Remote { bucket, cache, counters } = &**self.remote.as_ref()?;
+        Some(BucketStats {
             address: bucket.address().clone(),
-            fetched: figures.fetched.load(Relaxed),
-            failed: figures.failed.load(Relaxed),
-            damaged: figures.damaged.load(Relaxed),
-            evicted: figures.evicted.load(Relaxed),
+            fetched: counters.fetched.load(Relaxed),
+            failed: counters.failed.load(Relaxed),
+            damaged: counters.damaged.load(Relaxed),
+            evicted: counters.evicted.load(Relaxed),
             cached_bytes: cache.bytes(),
         })
     }
@@ -110,7 +110,7 @@ impl AdapterStore {
             return Ok(held);
         }
         let fetched = self.download(remote, content, owner).await;
-        let counted = if fetched.is_ok() { &remote.figures.fetched } else { &remote.figures.failed };
+        let counted = if fetched.is_ok() { &remote.counters.fetched } else { &remote.counters.failed };
         counted.fetch_add(1, Relaxed);
         fetched
     }
@@ -129,7 +129,7 @@ impl AdapterStore {
             let Some(bytes) = whole(partial.clone(), content, owner).await? else {
                 tracing::error!(%content, bucket = %remote.bucket.address(), "a fetched adapter does not \
                     match its hash");
-                remote.figures.damaged.fetch_add(1, Relaxed);
+                remote.counters.damaged.fetch_add(1, Relaxed);
                 continue;
             };
             let path = self.directory(content);
@@ -149,7 +149,7 @@ impl AdapterStore {
                 gone.push(path);
             }
         });
-        remote.figures.evicted.fetch_add(evicted as u64, Relaxed);
+        remote.counters.evicted.fetch_add(evicted as u64, Relaxed);
         gone.iter().for_each(|path| remove(path));
     }
 }

@@ -25,7 +25,7 @@ pub struct StagedFiles {
     /// Path of the files on the executor's host.
     pub(in crate::executor) path: String,
     /// Path of the files in messages to the client; `None` if it is `path`.
-    told: Option<String>,
+    display_path: Option<String>,
     /// Connection that keeps the files on the other host; `None` on this host.
     _connection: Option<TlsTunnel>,
 }
@@ -33,18 +33,20 @@ pub struct StagedFiles {
 impl StagedFiles {
     /// Returns files in the store of this host.
     pub(in crate::executor) fn here(path: &Path) -> Self {
-        Self { path: path.display().to_string(), told: None, _connection: None }
+        Self { path: path.display().to_string(), display_path: None, _connection: None }
     }
 
-    /// Returns the same files, named `told` in errors, which must not reveal the store's path.
+    /// Returns the same files, named `display_path` in errors, which must not reveal the store's path.
     #[must_use]
-    pub(crate) fn told_as(self, told: &Path) -> Self {
-        Self { told: Some(told.display().to_string()), ..self }
+    pub(crate) fn displayed_as(self, display_path: &Path) -> Self {
+        Self { display_path: Some(display_path.display().to_string()), ..self }
     }
 
     /// Replaces the path of the files in an executor's message by the client's name for them.
-    pub(in crate::executor) fn retold(&self, message: &str) -> String {
-        self.told.as_ref().map_or_else(|| message.to_owned(), |told| message.replace(&self.path, told))
+    pub(in crate::executor) fn with_display_path(&self, message: &str) -> String {
+        self.display_path
+            .as_ref()
+            .map_or_else(|| message.to_owned(), |display_path| message.replace(&self.path, display_path))
     }
 }
 
@@ -66,7 +68,9 @@ impl RemoteEndpoint {
             });
         }
         match timeout(patience, self.answer(&mut stream)).await.map_err(silent)?? {
-            RemoteReply::Lent(path) => Ok(StagedFiles { path, told: None, _connection: Some(stream) }),
+            RemoteReply::Lent(path) => {
+                Ok(StagedFiles { path, display_path: None, _connection: Some(stream) })
+            }
             RemoteReply::Refused(why) => Err(RemoteError::Refused { address: self.0.to.clone(), why }),
             RemoteReply::Admitted => Err(RemoteError::Protocol(self.0.to.clone())),
         }

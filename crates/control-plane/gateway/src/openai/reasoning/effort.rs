@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_template_is_told_what_it_asks_for() {
-        for (value, template, told) in [
+        for (value, template, effort) in [
             (json!(true), QWEN, json!({ "enable_thinking": true })),
             (json!(false), QWEN, json!({ "enable_thinking": false })),
             (json!("none"), QWEN, json!({ "enable_thinking": false })),
@@ -192,7 +192,7 @@ mod tests {
             (json!("low"), "{{ c.split('</think>') }}", json!({})),
             (json!(false), "{{ messages }}", json!({})),
         ] {
-            assert_eq!(said(&value, template).unwrap(), told, "{value} {template}");
+            assert_eq!(said(&value, template).unwrap(), effort, "{value} {template}");
         }
     }
 

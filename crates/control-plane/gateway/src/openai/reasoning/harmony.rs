@@ -83,49 +83,49 @@ impl HarmonyScanner {
     }
 
     pub(super) fn push(&mut self, text: &str) -> ReasoningSplit {
-        let mut told = ReasoningSplit::default();
-        text.chars().for_each(|c| self.push_char(c, &mut told));
-        told
+        let mut split = ReasoningSplit::default();
+        text.chars().for_each(|c| self.push_char(c, &mut split));
+        split
     }
 
     /// Ends the answer; a partial tag counts as text, and a partial header is dropped.
     pub(super) fn finish(&mut self) -> ReasoningSplit {
-        let mut told = ReasoningSplit::default();
+        let mut split = ReasoningSplit::default();
         let held = std::mem::take(&mut self.held);
         if self.state != HarmonyState::Header {
-            held.chars().for_each(|c| self.emit(c, &mut told));
+            held.chars().for_each(|c| self.emit(c, &mut split));
         }
-        told
+        split
     }
 
-    fn push_char(&mut self, c: char, told: &mut ReasoningSplit) {
+    fn push_char(&mut self, c: char, split: &mut ReasoningSplit) {
         self.held.push(c);
         if self.state == HarmonyState::Header {
-            return self.in_header(told);
+            return self.in_header(split);
         }
         if let Some(end) = ENDS.into_iter().find(|end| self.held == *end) {
-            return self.end(end, told);
+            return self.end(end, split);
         }
         while !ENDS.iter().any(|end| end.starts_with(&self.held)) {
             let c = self.held.remove(0);
-            self.emit(c, told);
+            self.emit(c, split);
         }
     }
 
-    fn in_header(&mut self, told: &mut ReasoningSplit) {
+    fn in_header(&mut self, split: &mut ReasoningSplit) {
         if let Some(header) = self.held.strip_suffix(HarmonyTags::MESSAGE) {
             let header = header.to_owned();
             self.held.clear();
-            return self.begin(&header, told);
+            return self.begin(&header, split);
         }
         if !is_header(&self.held) || self.held.len() > MAX_HEADER_BYTES {
             self.enter(HarmonyState::Answer);
-            std::mem::take(&mut self.held).chars().for_each(|c| self.emit(c, told));
+            std::mem::take(&mut self.held).chars().for_each(|c| self.emit(c, split));
         }
     }
 
     /// Begins the text behind `header`.
-    fn begin(&mut self, header: &str, told: &mut ReasoningSplit) {
+    fn begin(&mut self, header: &str, split: &mut ReasoningSplit) {
         let recipient = word_behind(header, RECIPIENT);
         let state = match (recipient, word_behind(header, HarmonyTags::CHANNEL)) {
             (Some(recipient), _) if recipient.starts_with(FUNCTIONS) => HarmonyState::Call,
@@ -136,7 +136,7 @@ impl HarmonyScanner {
         if state == HarmonyState::Call {
             let name = recipient.and_then(|recipient| recipient.strip_prefix(FUNCTIONS)).unwrap_or_default();
             for part in [FUNCTION_CALL, name, HarmonyTags::MESSAGE] {
-                told.answer.push_str(part);
+                split.answer.push_str(part);
             }
         }
     }
@@ -150,9 +150,9 @@ impl HarmonyScanner {
         self.state = state;
     }
 
-    fn end(&mut self, end: &str, told: &mut ReasoningSplit) {
+    fn end(&mut self, end: &str, split: &mut ReasoningSplit) {
         if self.state == HarmonyState::Call {
-            told.answer.push_str(CALL);
+            split.answer.push_str(CALL);
         }
         self.enter(HarmonyState::Header);
         // The tag that begins the next message is part of its header.
@@ -162,11 +162,11 @@ impl HarmonyScanner {
     }
 
     /// Adds a character to the text of the current message.
-    fn emit(&mut self, c: char, told: &mut ReasoningSplit) {
+    fn emit(&mut self, c: char, split: &mut ReasoningSplit) {
         let (to, has_text) = match self.state {
-            HarmonyState::Thought => (&mut told.thought, &mut self.has_thought),
-            HarmonyState::Answer => (&mut told.answer, &mut self.has_answer),
-            HarmonyState::Header | HarmonyState::Call => return told.answer.push(c),
+            HarmonyState::Thought => (&mut split.thought, &mut self.has_thought),
+            HarmonyState::Answer => (&mut split.answer, &mut self.has_answer),
+            HarmonyState::Header | HarmonyState::Call => return split.answer.push(c),
         };
         if std::mem::take(&mut self.joins) {
             to.push('\n');
@@ -262,17 +262,17 @@ mod tests {
     fn text_is_told_as_soon_as_it_is_decided() {
         let mut scanner = HarmonyScanner::new(false);
         let mut push = |text: &str| {
-            let told = scanner.push(text);
-            (told.thought, told.answer, scanner.thinks(), scanner.is_within())
+            let split = scanner.push(text);
+            (split.thought, split.answer, scanner.thinks(), scanner.is_within())
         };
-        let told = |thought: &str, answer: &str, thinks, is_within| {
+        let split = |thought: &str, answer: &str, thinks, is_within| {
             (thought.to_owned(), answer.to_owned(), thinks, is_within)
         };
-        assert_eq!(push("<|channel|>analysis"), told("", "", true, false));
-        assert_eq!(push("<|message|>hm"), told("hm", "", true, true));
-        assert_eq!(push("<|e"), told("", "", true, true));
-        assert_eq!(push("nd|><|start|>assistant"), told("", "", true, false));
-        assert_eq!(push("<|channel|>final<|message|>Yes"), told("", "Yes", false, false));
+        assert_eq!(push("<|channel|>analysis"), split("", "", true, false));
+        assert_eq!(push("<|message|>hm"), split("hm", "", true, true));
+        assert_eq!(push("<|e"), split("", "", true, true));
+        assert_eq!(push("nd|><|start|>assistant"), split("", "", true, false));
+        assert_eq!(push("<|channel|>final<|message|>Yes"), split("", "Yes", false, false));
     }
 
     proptest! {

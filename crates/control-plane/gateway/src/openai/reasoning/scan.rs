@@ -64,27 +64,27 @@ impl Scanner {
     }
 
     pub fn push(&mut self, text: &str) -> ReasoningSplit {
-        let mut told = ReasoningSplit::default();
-        text.chars().for_each(|c| self.push_char(c, &mut told));
-        told
+        let mut split = ReasoningSplit::default();
+        text.chars().for_each(|c| self.push_char(c, &mut split));
+        split
     }
 
     /// Ends the answer; a partial tag counts as text.
     pub fn finish(&mut self) -> ReasoningSplit {
-        let mut told = ReasoningSplit::default();
+        let mut split = ReasoningSplit::default();
         if self.is_within() {
             while !self.tag.is_empty() {
                 let c = self.tag.remove(0);
-                self.think(c, &mut told);
+                self.think(c, &mut split);
             }
         } else {
-            self.flush_held(&mut told);
+            self.flush_held(&mut split);
         }
         self.state = ReasoningState::Answer;
-        told
+        split
     }
 
-    fn push_char(&mut self, c: char, told: &mut ReasoningSplit) {
+    fn push_char(&mut self, c: char, split: &mut ReasoningSplit) {
         match self.state {
             ReasoningState::Before if c.is_whitespace() && self.tag.is_empty() => self.space.push(c),
             ReasoningState::Before => {
@@ -92,7 +92,7 @@ impl Scanner {
                 if self.tag == self.tags.open {
                     self.enter_state(ReasoningState::Silent);
                 } else if !self.tags.open.starts_with(&self.tag) {
-                    self.flush_held(told);
+                    self.flush_held(split);
                     self.state = ReasoningState::Answer;
                 }
             }
@@ -103,13 +103,13 @@ impl Scanner {
                 }
                 while !self.tags.close.starts_with(&self.tag) {
                     let c = self.tag.remove(0);
-                    self.think(c, told);
+                    self.think(c, split);
                 }
             }
             ReasoningState::Behind if c.is_whitespace() => {}
             ReasoningState::Behind | ReasoningState::Answer => {
                 self.state = ReasoningState::Answer;
-                told.answer.push(c);
+                split.answer.push(c);
             }
         }
     }
@@ -122,11 +122,11 @@ impl Scanner {
     }
 
     /// Adds a character to the reasoning content, without white space at its beginning and end.
-    fn think(&mut self, c: char, told: &mut ReasoningSplit) {
+    fn think(&mut self, c: char, split: &mut ReasoningSplit) {
         if !c.is_whitespace() {
             self.state = ReasoningState::Within;
-            told.thought.push_str(&self.space);
-            told.thought.push(c);
+            split.thought.push_str(&self.space);
+            split.thought.push(c);
             self.space.clear();
         } else if self.state == ReasoningState::Within {
             self.space.push(c);
@@ -134,9 +134,9 @@ impl Scanner {
     }
 
     /// Releases held text as part of the answer.
-    fn flush_held(&mut self, told: &mut ReasoningSplit) {
-        told.answer.push_str(&std::mem::take(&mut self.space));
-        told.answer.push_str(&std::mem::take(&mut self.tag));
+    fn flush_held(&mut self, split: &mut ReasoningSplit) {
+        split.answer.push_str(&std::mem::take(&mut self.space));
+        split.answer.push_str(&std::mem::take(&mut self.tag));
     }
 }
 
@@ -178,8 +178,8 @@ mod tests {
     fn what_is_told_is_told_as_soon_as_it_is_decided() {
         let mut scanner = Scanner::new(THINK, false);
         let mut push = |text: &str| {
-            let told = scanner.push(text);
-            (told.thought, told.answer, scanner.thinks())
+            let split = scanner.push(text);
+            (split.thought, split.answer, scanner.thinks())
         };
         let thought = |text: &str| (text.to_owned(), String::new(), true);
         assert_eq!(push("<think>\n"), thought(""));

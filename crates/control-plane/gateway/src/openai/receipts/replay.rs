@@ -98,7 +98,7 @@ impl Replay {
             serving,
             target,
             tenant: Arc::clone(&caller.tenant),
-            urgency: caller.urgency,
+            priority: caller.priority,
             namespace,
             prompts: vec![PromptInput { tokens: prompt, text: None }],
             params,

@@ -244,7 +244,7 @@ mod tests {
         ])))
         .unwrap();
         let messages = messages(Some("be brief"), &items);
-        let told: Vec<_> =
+        let found: Vec<_> =
             messages.iter().map(|one| (one.role, one.content.as_str(), one.calls.len())).collect();
         let expected = [
             ("system", "be brief", 0),
@@ -253,7 +253,7 @@ mod tests {
             ("tool", "b", 0),
             ("assistant", "c", 1),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
         assert_eq!(messages[3].answers.as_ref().unwrap().name.as_deref(), Some("f"));
         // The items that responses show parse to the same messages.
         let again = read(Some(items.iter().map(|item| item.value.clone()).collect())).unwrap();

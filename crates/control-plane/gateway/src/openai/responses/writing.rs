@@ -17,7 +17,7 @@ use super::{
     request::ResponseEcho,
 };
 use crate::{
-    caller::Urgency,
+    caller::RequestPriority,
     clock::seconds_since_1970,
     errors::ApiError,
     random::new_id,
@@ -51,8 +51,8 @@ impl ResponseWriter {
     ) {
         let piece = step.piece;
         let mut scores: Vec<Value> = if answer.job.logprobs.is_some() {
-            let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
-            told.content.iter().map(|token| json!(token)).collect()
+            let scores = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
+            scores.content.iter().map(|token| json!(token)).collect()
         } else {
             Vec::new()
         };
@@ -77,7 +77,7 @@ impl ResponseWriter {
         self.output.end(if self.is_cut() { "incomplete" } else { "completed" }, tell);
         let response = text_of(&self.object(answer, self.status()));
         // Lines of batches would evict the responses that the tenant's clients continue.
-        if self.asked.store && answer.job.urgency == Urgency::Online {
+        if self.asked.store && answer.job.priority == RequestPriority::Online {
             let entry =
                 StoredResponse { response: response.as_str().into(), input: text_of(&self.input).into() };
             self.kept.put(&answer.job.tenant, &self.id, entry);

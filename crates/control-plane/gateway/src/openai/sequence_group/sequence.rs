@@ -65,8 +65,8 @@ impl ActiveSequence {
             next.adapter = switch.target.lease.as_ref().map(|lease| lease.id.0);
             stage += 1;
         }
-        let room = context_tokens.saturating_sub(next.prompt.len());
-        next.max_tokens = next.max_tokens.min(u32::try_from(room).unwrap_or(u32::MAX));
+        let left = context_tokens.saturating_sub(next.prompt.len());
+        next.max_tokens = next.max_tokens.min(u32::try_from(left).unwrap_or(u32::MAX));
         if next.max_tokens == 0 {
             return false;
         }

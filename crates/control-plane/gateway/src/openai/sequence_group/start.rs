@@ -31,7 +31,7 @@ struct StartingGroup<'a> {
     sequences: Vec<Generate>,
     backlog: Arc<Backlog>,
     route: RoutingRequest,
-    turn: AdmissionPermit,
+    permit: AdmissionPermit,
     started: Instant,
     waited: Duration,
 }
@@ -46,16 +46,16 @@ impl SequenceGroup {
         let slo = app.classes.get(principal.class).slo;
         let adapter = job.target.lease.as_ref().map(Lease::entry);
         let route = RoutingRequest::of(&app.executors, app.routing, &job.serving, (adapter, &sequences), slo);
-        let turn = app.turns.wait(AdmissionRequest {
+        let permit = app.admission.wait(AdmissionRequest {
             principal,
             sequences: sequences.len(),
             cost_tokens: cost_tokens(app, job, &sequences),
             deadline: deadline(&sequences, started),
             forecast: route.forecast(&now_serving(app, job).ready, &app.registry),
         });
-        let turn = turn.await?;
+        let permit = permit.await?;
         let waited = started.elapsed();
-        StartingGroup { app, job, sequences, backlog, route, turn, started, waited }.begin().await
+        StartingGroup { app, job, sequences, backlog, route, permit, started, waited }.begin().await
     }
 }
 
@@ -93,7 +93,7 @@ impl StartingGroup<'_> {
             Some(lease) => {
                 if !self.app.registry.is_at(lease.id, to.index) {
                     // Releases capacity before the load, because the request now waits only for its adapter.
-                    self.turn.release();
+                    self.permit.release();
                 }
                 Some(Arc::new(self.app.registry.load_on(lease, to.index).await?))
             }
@@ -107,9 +107,9 @@ impl StartingGroup<'_> {
         }
         let executor = self.app.executors.member(to.index).executor();
         let slots = if self.job.switches.is_empty() { EndedSlots::Release } else { EndedSlots::Keep };
-        let (standing, backlog) = (&mut self.turn.standing, Arc::clone(&self.backlog));
-        let batch = executor.generate(to.epoch, sequences, slots, standing, backlog)?;
-        self.turn.release();
+        let (waiting, backlog) = (&mut self.permit.waiting, Arc::clone(&self.backlog));
+        let batch = executor.generate(to.epoch, sequences, slots, waiting, backlog)?;
+        self.permit.release();
         Ok((batch, place))
     }
 
@@ -119,7 +119,7 @@ impl StartingGroup<'_> {
         on: &ReadyExecutor,
         place: Option<&Arc<ExecutorPin>>,
     ) -> SequenceGroup {
-        let Self { app, job, sequences, route, turn, started, waited, .. } = self;
+        let Self { app, job, sequences, route, permit, started, waited, .. } = self;
         let give_up = deadline(&sequences, started).and_then(|deadline| deadline.checked_add(DEADLINE_SLACK));
         let kept = sequences.into_iter().map(|generate| ActiveSequence {
             booked: Some(book(&app.executors, &route, on.index, &generate)),
@@ -137,7 +137,7 @@ impl StartingGroup<'_> {
         SequenceGroup {
             sequences: kept.collect(),
             route,
-            turn,
+            permit,
             waited,
             executors: app.executors.clone(),
             registry: Arc::clone(&app.registry),

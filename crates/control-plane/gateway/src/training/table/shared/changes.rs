@@ -186,6 +186,6 @@ async fn add_event(connection: &mut PgConnection, job: &str, event: &EventRecord
 
 /// Notifies listeners when the transaction commits.
 async fn notify_listeners(connection: &mut PgConnection, job: &str) -> Result<(), sqlx::Error> {
-    let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(job);
-    told.execute(connection).await.map(drop)
+    let notify = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(job);
+    notify.execute(connection).await.map(drop)
 }
