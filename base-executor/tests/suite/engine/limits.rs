@@ -5,7 +5,7 @@ use scheduling::clock::Clock as _;
 
 use super::{
     AdapterUnloaded, ConnectionId, Duration, EngineEvent, EngineHarness, EngineLimits, ErrorCode,
-    FALLS_SHORT, Finish, Generate, HOPELESS, PANICS, ROOMY, THIRSTY, ToGateway, assert_as_if_alone,
+    FALLS_SHORT, Finish, Generate, HOPELESS, PANICS, ROOMY, THIRSTY, ToGateway, VOCAB, assert_as_if_alone,
     assert_nothing_held, mpsc, prompt, request,
 };
 
@@ -188,4 +188,54 @@ fn draining_refuses_what_is_new_finishes_what_runs_and_gives_up_at_the_end_of_th
     bench.step();
     assert_eq!(bench.error(2), Some(ErrorCode::ShuttingDown));
     assert!(bench.engine.is_idle());
+}
+
+#[test]
+fn what_can_never_fit_is_refused_at_once_with_both_numbers() {
+    let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 4, context_length: 100, ..ROOMY });
+    bench.send(request(1, prompt(1, 100), 1));
+    bench.send(request(2, prompt(1, 60), 6));
+    bench.send(request(3, prompt(1, 60), 5));
+    let (outbox, mut queue) = mpsc::channel(8);
+    bench.engine.handle(EngineEvent::Connected { connection: ConnectionId(2), outbox });
+    let received_at = bench.clock.now();
+    let request = request(4, prompt(1, 60), 40);
+    bench.engine.handle(EngineEvent::Generate { connection: ConnectionId(2), request, received_at });
+    bench.step();
+    assert_eq!(bench.error(1), Some(ErrorCode::ContextLengthExceeded));
+    assert_eq!(bench.error(2), Some(ErrorCode::ContextLengthExceeded));
+    let Some(ToGateway::Outputs(outputs)) = queue.blocking_recv() else { panic!("outputs come first") };
+    let message = &outputs[0].error.as_ref().unwrap().message;
+    assert!(message.contains("need 7 KV blocks, but the pool has 4"), "{message}");
+    bench.finish();
+    assert_eq!(bench.answer(3).finish, Some(Finish::Length), "this one fits exactly");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_others_go_on() {
+    let mut bench = EngineHarness::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 5));
+    bench.send(request(2, Vec::new(), 5));
+    bench.send(request(3, vec![VOCAB as u32], 5));
+    bench.send(Generate { stop_tokens: vec![u32::MAX], ..request(4, prompt(1, 10), 5) });
+    bench.send(Generate { logprobs: Some(21), ..request(5, prompt(1, 10), 5) });
+    let mut hot = request(6, prompt(1, 10), 5);
+    hot.sampling.temperature = f32::NAN;
+    bench.send(hot);
+    bench.send(Generate { adapter: Some([9; 32]), ..request(7, prompt(1, 10), 5) });
+    bench.finish();
+    assert!((2..7).all(|id| bench.error(id) == Some(ErrorCode::InvalidRequest)), "{:?}", bench.answers);
+    assert_eq!(bench.error(7), Some(ErrorCode::AdapterNotFound), "never a silent answer of the base model");
+    assert_eq!(bench.answer(1).finish, Some(Finish::Length));
+}
+
+#[test]
+fn as_many_requests_are_taken_as_may_run_and_wait_even_if_blocks_are_short() {
+    let mut bench =
+        EngineHarness::new(EngineLimits { max_running: 3, max_waiting: 1, kv_blocks: 8, ..ROOMY });
+    (1..=5).for_each(|id| bench.send(request(id, prompt(id, 80), 5)));
+    bench.finish();
+    let full: Vec<u64> = (1..=5).filter(|id| bench.error(*id) == Some(ErrorCode::QueueFull)).collect();
+    assert_eq!(full, [5], "gateways count on it");
+    assert_nothing_held(&bench);
 }
