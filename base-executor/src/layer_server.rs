@@ -16,7 +16,6 @@ use model::{
     cuda::CudaModel,
     forward::ForwardPass as _,
     linear_sites::EvaluateSites,
-    precision::BaseNumerics,
     site_model::{LoadProgress, SiteModel},
 };
 use model_files::location::{hub_cache, resolve};
@@ -27,7 +26,7 @@ use crate::{
     budget::{self, MemoryBudget},
     config::ExecutorConfig,
     heartbeat::{ComputeHeartbeat, DeviceLost, EngineGauges},
-    model_loader::{PrecisionChoice, adapter_precision, cuda, kv_precision},
+    model_loader::{LinearLayersInfo, PrecisionChoice, adapter_precision, cuda, kv_precision},
     progress::LoadingProgress,
     spawn, streaming, systemd,
 };
@@ -118,14 +117,6 @@ enum LayerModel {
     Cuda(Box<CudaModel>),
 }
 
-/// Properties of the base for clients and the log.
-struct BaseDescription {
-    architecture: String,
-    identity: [u8; 32],
-    numerics: BaseNumerics,
-    bytes: usize,
-}
-
 impl LayerModel {
     /// Loads the model at `path` with `cores` to the device of `config`.
     fn load(
@@ -133,7 +124,7 @@ impl LayerModel {
         path: &Path,
         cores: &[usize],
         progress: &LoadingProgress,
-    ) -> anyhow::Result<(Self, BaseDescription)> {
+    ) -> anyhow::Result<(Self, LinearLayersInfo)> {
         match config.device {
             DeviceChoice::Cpu => {
                 let on_progress = |at: LoadProgress| progress.done(at.done, at.total);
@@ -152,13 +143,13 @@ impl LayerModel {
                 let info = base.info();
                 let (architecture, identity) = (info.architecture.clone(), info.identity);
                 let (numerics, bytes) = (base.numerics(), base.bytes());
-                let description = BaseDescription { architecture, identity, numerics, bytes };
-                Ok((Self::Cpu(Box::new(base)), description))
+                let info = LinearLayersInfo { architecture, identity, numerics, bytes };
+                Ok((Self::Cpu(Box::new(base)), info))
             }
             DeviceChoice::Cuda { ordinal } => {
-                let loaded = cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
-                let cuda::CudaLinearLayers { model, architecture, identity, numerics, bytes } = loaded;
-                Ok((Self::Cuda(Box::new(model)), BaseDescription { architecture, identity, numerics, bytes }))
+                let (model, info) =
+                    cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
+                Ok((Self::Cuda(Box::new(model)), info))
             }
         }
     }
@@ -197,7 +188,7 @@ fn open(
     // The plan precedes the weights, so that a model replaced meanwhile is detected.
     let plan = ClientWeightsPlan::of(&path)?;
     progress.stage("reading weights");
-    let (base, description) = LayerModel::load(config, &path, &cores, progress)?;
+    let (base, loaded) = LayerModel::load(config, &path, &cores, progress)?;
     anyhow::ensure!(
         plan.is_current(),
         "{} was written while it was loaded, so its weights may be wrong; start again when the file is \
@@ -206,17 +197,17 @@ fn open(
     );
     let info = CatalogInfo {
         model: name_of(&config.model),
-        architecture: description.architecture.clone(),
-        base_hash: description.identity,
+        architecture: loaded.architecture.clone(),
+        base_hash: loaded.identity,
         context_length: 0,
-        kv: kv_precision(config, description.numerics),
-        adapters: adapter_precision(config, description.numerics),
+        kv: kv_precision(config, loaded.numerics),
+        adapters: adapter_precision(config, loaded.numerics),
         plan,
     };
     tracing::info!(
         model = %path.display(),
-        architecture = description.architecture,
-        weight_bytes = description.bytes,
+        architecture = loaded.architecture,
+        weight_bytes = loaded.bytes,
         device = %config.device,
         threads = cores.len(),
         "linear layers loaded"
@@ -227,7 +218,7 @@ fn open(
         let account = budget.bounded_weights(config.weights.bytes);
         budget::reserve(
             &account,
-            description.bytes as u64,
+            loaded.bytes as u64,
             "use a smaller base, or one with fewer bits per weight",
         )?;
     }

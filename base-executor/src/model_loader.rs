@@ -84,6 +84,14 @@ pub struct ModelInfo {
     pub kv_blocks: u32,
 }
 
+/// Properties of a base whose linear layers are served without an engine.
+pub(crate) struct LinearLayersInfo {
+    pub(crate) architecture: String,
+    pub(crate) identity: [u8; 32],
+    pub(crate) numerics: BaseNumerics,
+    pub(crate) bytes: usize,
+}
+
 /// Returns the element type of the KV cache that is set; `None` for `auto`.
 pub(crate) fn kv_dtype(set: KvDtype) -> Option<KvPrecision> {
     match set {

@@ -28,7 +28,7 @@ use shmproto::message::{DeviceFacts, DeviceKind};
 
 use self::plan::MemoryPlan;
 use super::{
-    AdapterLoader, OpenedModel,
+    AdapterLoader, LinearLayersInfo, OpenedModel,
     base::{LoadedBase, PendingBase},
     base_device::{self, BaseDevice},
     kv_dtype, kv_precision,
@@ -173,15 +173,6 @@ impl BaseDevice for Gpu {
     }
 }
 
-/// The linear layers of a base on a GPU, without an engine.
-pub(crate) struct CudaLinearLayers {
-    pub(crate) model: CudaModel,
-    pub(crate) architecture: String,
-    pub(crate) identity: [u8; 32],
-    pub(crate) numerics: BaseNumerics,
-    pub(crate) bytes: usize,
-}
-
 /// Opens the model at `path` on GPU `ordinal` for its linear layers alone and reports to `progress`.
 ///
 /// # Errors
@@ -192,7 +183,7 @@ pub(crate) fn open_alone(
     threads: usize,
     offers_exact: bool,
     progress: &LoadingProgress,
-) -> anyhow::Result<CudaLinearLayers> {
+) -> anyhow::Result<(CudaModel, LinearLayersInfo)> {
     let files = ModelFiles::at(path)?;
     let text = TextHash::of(&files)?;
     let source =
@@ -215,7 +206,7 @@ pub(crate) fn open_alone(
     // The layer service keeps no KV cache.
     let options = CudaOptions { kv_bytes: 0, kv_dtype: None, graphs: Graphs::Avoid };
     let model = CudaModel::new(weights, &options)?;
-    Ok(CudaLinearLayers { model, architecture, identity, numerics, bytes })
+    Ok((model, LinearLayersInfo { architecture, identity, numerics, bytes }))
 }
 
 /// Plans the memory of `base`, and fails before any allocation if the GPU has too little.

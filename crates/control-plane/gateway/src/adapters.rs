@@ -107,7 +107,7 @@ pub use self::{
     request::{LoadRequest, Replace, Terms},
     residency::Tier,
     stats::RegistryStats,
-    store::{BucketAddress, BucketStats, Durability, EphemeralStorage, IncomingAdapter, StoreError},
+    store::{BucketAddress, Durability, EphemeralStorage, IncomingAdapter, StoreError},
     uri::allow_list::{AllowList, AllowListError},
 };
 

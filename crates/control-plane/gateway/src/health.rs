@@ -11,7 +11,7 @@ use axum::{
 use control_protocol::status::{
     AdapterCounts, DeploymentStatus, ExecutorStats, ExecutorStatus, KvBlockCounts, RequestCounts,
     SequenceCounts, TokenRates,
-    shared::{RegistryStatus, SharedRegistryStatus, SharedStoreStatus, StoreStatus},
+    shared::{RegistryStatus, SharedRegistryStatus, StoreStatus},
     training::{JobSummary, RunSummary, TrainingStatus},
 };
 use serde_json::{Value, json};
@@ -145,14 +145,7 @@ fn registry(registry: &Registry) -> RegistryStatus {
 
 /// Reports where adapter files lie, and how many bytes of them this host has cached.
 fn store(registry: &Registry) -> StoreStatus {
-    let shared = registry.bucket_stats().map(|bucket| SharedStoreStatus {
-        address: bucket.address.to_string(),
-        cached_bytes: bucket.cached_bytes,
-        fetched: bucket.fetched,
-        failed: bucket.failed,
-        damaged: bucket.damaged,
-        evicted: bucket.evicted,
-    });
+    let shared = registry.bucket_status();
     let kind = if shared.is_some() { "s3" } else { "directory" };
     StoreStatus { kind: kind.to_owned(), shared }
 }

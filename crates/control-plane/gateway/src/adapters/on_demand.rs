@@ -189,7 +189,7 @@ impl Registry {
 
     /// Deletes cached files beyond the cache's limit, except those of pinned adapters and of adapters in use.
     pub(super) async fn trim(&self) {
-        if self.bucket_stats().is_none() {
+        if self.bucket_status().is_none() {
             return;
         }
         let needed = |entry: &&Arc<AdapterEntry>| entry.is_pinned() || entry.requests() > 0;

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use control_protocol::status::shared::SharedStoreStatus;
 use tokio::sync::{OnceCell, Semaphore};
 use types::AdapterId;
 
@@ -24,9 +25,7 @@ use super::{
     remote::{RemoteAdapters, RemoteOptions},
     residency::{ExecutorAdapters, Tier},
     stats::{RegistryCounters, RegistryStats},
-    store::{
-        AdapterStore, BucketAddress, BucketStats, CacheHold, CleanupScope, EphemeralStorage, bucket::Bucket,
-    },
+    store::{AdapterStore, BucketAddress, CacheHold, CleanupScope, EphemeralStorage, bucket::Bucket},
     table::AdapterNames,
     tenant_quota::TenantQuota,
 };
@@ -228,8 +227,8 @@ impl Registry {
     }
 
     #[must_use]
-    pub fn bucket_stats(&self) -> Option<BucketStats> {
-        self.store.bucket_stats()
+    pub fn bucket_status(&self) -> Option<SharedStoreStatus> {
+        self.store.bucket_status()
     }
 
     /// Absolute path of the directory from which adapters are loaded over HTTP.

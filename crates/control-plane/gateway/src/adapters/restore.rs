@@ -61,7 +61,7 @@ impl Registry {
             Err(ResidencyError::Call(CallError::Unavailable(_))) => false,
             Err(error) => {
                 tracing::error!(name = %entry.record.name, %error, "cannot load a registered adapter");
-                let can_be_fetched = entry.is_durable() && self.store.bucket_stats().is_some();
+                let can_be_fetched = entry.is_durable() && self.store.bucket_status().is_some();
                 if matches!(error, ResidencyError::Unusable(_)) && can_be_fetched {
                     // The local copy may be corrupt, so the next request fetches the files again.
                     self.store.remove(entry.record.content);

@@ -47,7 +47,6 @@ pub use self::{
     address::BucketAddress,
     bucket::BucketError,
     content::ContentId,
-    fetch::BucketStats,
     incoming::{IncomingAdapter, IncomingFile},
     memory::EphemeralStorage,
     push::Durability,

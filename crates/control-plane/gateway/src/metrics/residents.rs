@@ -102,7 +102,7 @@ impl GatewayMetrics {
         if let Some(freshness) = registry.freshness() {
             self.store.number(Id::RegistryAge, &[]).set(freshness.age.as_secs_f64());
         }
-        let Some(stats) = registry.bucket_stats() else { return };
+        let Some(stats) = registry.bucket_status() else { return };
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
         set(Id::StoreFetches, &["fetched"], stats.fetched);

@@ -18,7 +18,7 @@ fn gets(bucket: &Bucket) -> Vec<String> {
 }
 
 fn stats(host: &FleetHost) -> (u64, u64, u64) {
-    let stats = host.registry.bucket_stats().expect("there is a bucket");
+    let stats = host.registry.bucket_status().expect("there is a bucket");
     (stats.fetched, stats.failed, stats.damaged)
 }
 
@@ -178,7 +178,7 @@ async fn a_host_holds_no_more_files_than_it_may_and_fetches_what_it_let_go() {
     eventually("there is room for two", || other.stored().len() == 2).await;
     let pinned = other.registry.entries()["a"].record.content.to_string();
     assert!(other.stored().contains(&pinned), "what is pinned stays");
-    let stats = other.registry.bucket_stats().unwrap();
+    let stats = other.registry.bucket_status().unwrap();
     assert_eq!((stats.fetched, stats.evicted), (5, 4));
 }
 

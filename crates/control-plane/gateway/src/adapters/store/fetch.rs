@@ -12,6 +12,7 @@ use std::{
     time::SystemTime,
 };
 
+use control_protocol::status::shared::SharedStoreStatus;
 use types::TenantId;
 
 use super::{
@@ -33,17 +34,6 @@ pub(super) struct BucketCounters {
     failed: AtomicU64,
     damaged: AtomicU64,
     evicted: AtomicU64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BucketStats {
-    pub address: BucketAddress,
-    pub fetched: u64,
-    pub failed: u64,
-    /// Number of downloads that did not match their hash.
-    pub damaged: u64,
-    pub evicted: u64,
-    pub cached_bytes: u64,
 }
 
 impl AdapterStore {
@@ -70,10 +60,10 @@ impl AdapterStore {
     }
 
     #[must_use]
-    pub(crate) fn bucket_stats(&self) -> Option<BucketStats> {
+    pub(crate) fn bucket_status(&self) -> Option<SharedStoreStatus> {
         let Remote { bucket, cache, counters } = &**self.remote.as_ref()?;
-        Some(BucketStats {
-            address: bucket.address().clone(),
+        Some(SharedStoreStatus {
+            address: bucket.address().to_string(),
             fetched: counters.fetched.load(Relaxed),
             failed: counters.failed.load(Relaxed),
             damaged: counters.damaged.load(Relaxed),
