@@ -285,17 +285,13 @@ impl Lease {
     /// Pins the adapter on the executor at `index`. After the first call, only pins say where it is used.
     pub(crate) fn place(&self, index: usize) -> ExecutorPin {
         let place = self.entry.place(index);
-        self.mark_placed();
+        self.allow_eviction();
         place
     }
 
     /// Lets executors evict the adapter until a pin says where it is used. The lease still keeps the adapter
     /// version from being freed.
     pub(crate) fn allow_eviction(&self) {
-        self.mark_placed();
-    }
-
-    fn mark_placed(&self) {
         if !self.is_placed.swap(true, Ordering::Relaxed) {
             lock(&self.entry.uses).anywhere -= 1;
         }
@@ -308,7 +304,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.mark_placed();
+        self.allow_eviction();
         self.entry.touch();
     }
 }

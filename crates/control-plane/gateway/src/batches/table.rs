@@ -5,7 +5,7 @@ use sqlx::Connection as _;
 use super::records::BatchRecord;
 use crate::{
     adapters::database::{Database, DatabaseError},
-    training::table::{ListedPage, Page, read, text},
+    training::table::{ListedPage, Page, text},
 };
 
 /// Result of adding a batch.
@@ -72,10 +72,7 @@ impl Database {
 
     /// Returns every unfinished batch, in the order of creation.
     pub(super) async fn unfinished_batches(&self) -> Result<Vec<BatchRecord>, DatabaseError> {
-        let rows = sqlx::query_scalar("SELECT record FROM batches WHERE due ORDER BY number");
-        let mut connection = self.writer().await?;
-        let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
-        read_all(&rows)
+        self.records(sqlx::query_scalar("SELECT record FROM batches WHERE due ORDER BY number")).await
     }
 
     /// Returns ended batches whose result files expired before `now`.
@@ -83,11 +80,8 @@ impl Database {
         &self,
         now: u64,
     ) -> Result<Vec<BatchRecord>, DatabaseError> {
-        let rows = sqlx::query_scalar("SELECT record FROM batches WHERE outputs_expire_at <= ?1");
-        let mut connection = self.writer().await?;
-        let rows = rows.bind(i64::try_from(now).unwrap_or(i64::MAX)).fetch_all(&mut *connection).await;
-        let rows: Vec<String> = rows.map_err(DatabaseError::of)?;
-        read_all(&rows)
+        let query = sqlx::query_scalar("SELECT record FROM batches WHERE outputs_expire_at <= ?1");
+        self.records(query.bind(i64::try_from(now).unwrap_or(i64::MAX))).await
     }
 
     /// Records that the result files of a batch are deleted.
@@ -108,13 +102,6 @@ impl Database {
              (SELECT number FROM batches WHERE tenant = ?1 AND NOT due ORDER BY number DESC \
              LIMIT 1 OFFSET ?2) RETURNING record",
         );
-        let mut connection = self.writer().await?;
-        let rows = removed.bind(tenant).bind(keep).fetch_all(&mut *connection).await;
-        let rows: Vec<String> = rows.map_err(DatabaseError::of)?;
-        read_all(&rows)
+        self.records(removed.bind(tenant).bind(keep)).await
     }
-}
-
-fn read_all(rows: &[String]) -> Result<Vec<BatchRecord>, DatabaseError> {
-    rows.iter().map(|row| read(row)).collect::<Result<_, _>>().map_err(DatabaseError::of)
 }

@@ -290,6 +290,6 @@ pub(crate) fn text(record: &impl Serialize) -> String {
     serde_json::to_string(record).unwrap_or_default()
 }
 
-pub(crate) fn read<T: DeserializeOwned>(row: &str) -> Result<T, sqlx::Error> {
+fn read<T: DeserializeOwned>(row: &str) -> Result<T, sqlx::Error> {
     serde_json::from_str(row).map_err(|error| sqlx::Error::Decode(error.into()))
 }

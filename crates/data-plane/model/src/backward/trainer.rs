@@ -142,11 +142,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         &self.base
     }
 
-    /// Returns the linear layers for changes of their settings.
-    pub fn base_mut(&mut self) -> &mut B {
-        &mut self.base
-    }
-
     /// Runs `examples` forward through all blocks.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Files, jobs and events in the registry's SQLite database, durable when a change returns.
 
 use serde::de::DeserializeOwned;
-use sqlx::{Connection as _, SqliteConnection};
+use sqlx::{Connection as _, Sqlite, SqliteConnection, query::QueryScalar, sqlite::SqliteArguments};
 
 use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, before, cut, read, text};
 use crate::{
@@ -110,10 +110,7 @@ impl Database {
              (SELECT number FROM jobs WHERE tenant = ?1 AND NOT due ORDER BY number DESC LIMIT 1 OFFSET ?2) \
              RETURNING record",
         );
-        let mut connection = self.writer().await?;
-        let rows = removed.bind(tenant).bind(keep).fetch_all(&mut *connection).await;
-        let rows: Vec<String> = rows.map_err(DatabaseError::of)?;
-        rows.iter().map(|row| read(row)).collect::<Result<_, _>>().map_err(DatabaseError::of)
+        self.records(removed.bind(tenant).bind(keep)).await
     }
 
     pub(super) async fn change(
@@ -147,11 +144,8 @@ impl Database {
         key: &[u8],
         tenant: &str,
     ) -> Result<Option<JobRecord>, DatabaseError> {
-        let row = sqlx::query_scalar("SELECT record FROM jobs WHERE tenant = ?1 AND key = ?2");
-        let mut connection = self.writer().await?;
-        let row = row.bind(tenant).bind(key).fetch_optional(&mut *connection).await;
-        let row: Option<String> = row.map_err(DatabaseError::of)?;
-        row.map(|row| read(&row)).transpose().map_err(DatabaseError::of)
+        let query = sqlx::query_scalar("SELECT record FROM jobs WHERE tenant = ?1 AND key = ?2");
+        Ok(self.records(query.bind(tenant).bind(key)).await?.pop())
     }
 
     pub(super) async fn jobs(
@@ -170,10 +164,7 @@ impl Database {
     }
 
     pub(super) async fn unfinished_jobs(&self) -> Result<Vec<JobRecord>, DatabaseError> {
-        let mut connection = self.writer().await?;
-        let rows = sqlx::query_scalar("SELECT record FROM jobs WHERE due ORDER BY number");
-        let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
-        rows.iter().map(|row| read(row)).collect::<Result<_, _>>().map_err(DatabaseError::of)
+        self.records(sqlx::query_scalar("SELECT record FROM jobs WHERE due ORDER BY number")).await
     }
 
     pub(super) async fn events(
@@ -198,10 +189,7 @@ impl Database {
         id: &str,
         tenant: &str,
     ) -> Result<Option<T>, DatabaseError> {
-        let mut connection = self.writer().await?;
-        let row = sqlx::query_scalar(query).bind(id).bind(tenant).fetch_optional(&mut *connection).await;
-        let row: Option<String> = row.map_err(DatabaseError::of)?;
-        row.map(|row| read(&row)).transpose().map_err(DatabaseError::of)
+        Ok(self.records(sqlx::query_scalar(query).bind(id).bind(tenant)).await?.pop())
     }
 
     /// Returns the records that `query` finds by tenant, id of the item before, and number of items.
@@ -211,11 +199,18 @@ impl Database {
         tenant: &str,
         page: &Page,
     ) -> Result<ListedPage<T>, DatabaseError> {
-        let rows = sqlx::query_scalar(query).bind(tenant).bind(&page.after).bind(i64::from(page.limit) + 1);
+        let query = sqlx::query_scalar(query).bind(tenant).bind(&page.after).bind(i64::from(page.limit) + 1);
+        Ok(cut(self.records(query).await?, page.limit))
+    }
+
+    /// Returns the records that `query` finds.
+    pub(crate) async fn records<T: DeserializeOwned>(
+        &self,
+        query: QueryScalar<'_, Sqlite, String, SqliteArguments>,
+    ) -> Result<Vec<T>, DatabaseError> {
         let mut connection = self.writer().await?;
-        let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
-        let items = rows.iter().map(|row| read(row)).collect::<Result<_, _>>();
-        Ok(cut(items.map_err(DatabaseError::of)?, page.limit))
+        let rows = query.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
+        rows.iter().map(|row| read(row)).collect::<Result<_, _>>().map_err(DatabaseError::of)
     }
 }
 
