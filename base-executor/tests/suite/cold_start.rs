@@ -8,7 +8,7 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
+    adapters::{AdapterLoadOutcome, Budget},
     engine::{
         Engine, EngineLimits,
         event::{ConnectionId, EngineEvent, RequestKey},
@@ -21,23 +21,18 @@ use kv_cache::{Cache, CacheSettings};
 use model::forward::BLOCK_TOKENS;
 use scheduling::clock::{Clock, SystemClock};
 use shmproto::message::{
-    ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway, UnloadAdapter, Welcome,
+    ColdStart, ErrorCode, Finish, Generate, Output, Stats, ToGateway, UnloadAdapter, Welcome,
 };
 use testkit::WATCHDOG;
 use tokio::sync::mpsc;
-use types::{AdapterId, AdapterVersion};
+use types::AdapterId;
 
-use crate::common::{FakeAdapter, FakePass, PANICS, prompt, request};
+use crate::{
+    common::{FakeAdapter, FakePass, PANICS, prompt, request, resident},
+    engine::{ROOMY, welcome},
+};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-const ROOMY: EngineLimits = EngineLimits {
-    max_running: 64,
-    max_waiting: 256,
-    max_waiting_tokens: 1 << 20,
-    chunk_tokens: 512,
-    kv_blocks: 4096,
-    context_length: 2048,
-};
 
 /// State of the fake placement, and the engine's calls to it.
 #[derive(Debug, Default)]
@@ -246,26 +241,7 @@ impl ColdStartHarness {
 }
 
 fn engine(limits: EngineLimits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<FakePass> {
-    let welcome = Welcome {
-        version: 1,
-        instance: 1,
-        model_path: String::new(),
-        base_hash: [0; 32],
-        text_hash: [0; 32],
-        device: DeviceFacts::default(),
-        numbers: String::new(),
-        context_length: 0,
-        vocab_size: 0,
-        adapter_budget_bytes: 0,
-        device_budget_bytes: 0,
-        cold_start: ColdStart::OnDemand,
-        kv_blocks: 0,
-        block_tokens: 0,
-        max_running: 0,
-        max_waiting: 0,
-        chunk_tokens: 512,
-        adapters: Vec::new(),
-    };
+    let welcome = Welcome { cold_start: ColdStart::OnDemand, ..welcome() };
     Engine::new(FakePass::new(limits.kv_blocks).0, limits, welcome, clock)
         .with_placement(Box::new(tier.clone()))
 }
@@ -277,18 +253,7 @@ fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
     let Ok(claim) = budget.claim(id, 10) else {
         return EngineEvent::AdapterLoaded { caller: Some(caller), loaded: AdapterLoadOutcome::Known(id) };
     };
-    let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), AdapterVersion([100 + tag; 32]));
-    let loaded = AdapterLoadOutcome::New(ResidentAdapter {
-        invocation: None,
-        adapter,
-        claim,
-        generation,
-        rank: 4,
-        modules: 2,
-        virtual_tokens: 0,
-        role: AdapterRole::Answers,
-        warnings: Vec::new(),
-    });
+    let loaded = AdapterLoadOutcome::New(resident(Arc::new(FakeAdapter(tag.into())), claim));
     EngineEvent::AdapterLoaded { caller: Some(caller), loaded }
 }
 

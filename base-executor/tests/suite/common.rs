@@ -7,13 +7,14 @@ use std::{
     time::Duration,
 };
 
+use base_executor::adapters::{AdapterClaim, AdapterRole, ResidentAdapter};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     linear_sites::{PassHooks, SitePath},
     weight_stream_stats::PendingWeights,
 };
 use shmproto::message::{Generate, Precision, ProvisionalMode, Sampling};
-use types::BlockId;
+use types::{AdapterVersion, BlockId};
 
 pub(crate) const VOCAB: usize = 64;
 /// Elements of a hidden state: the first logits.
@@ -290,6 +291,21 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         grammar: None,
         pooling: None,
         expected: Vec::new(),
+    }
+}
+
+/// Adapter of rank 4 that answers requests.
+pub(crate) fn resident<A>(adapter: Arc<A>, claim: AdapterClaim) -> ResidentAdapter<A> {
+    ResidentAdapter {
+        generation: AdapterVersion([100 + claim.id().0[0]; 32]),
+        adapter,
+        claim,
+        rank: 4,
+        modules: 2,
+        virtual_tokens: 0,
+        invocation: None,
+        role: AdapterRole::Answers,
+        warnings: Vec::new(),
     }
 }
 

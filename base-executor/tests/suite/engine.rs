@@ -23,7 +23,7 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
+    adapters::{AdapterLoadOutcome, AdapterRole, Budget},
     engine::{
         Engine, EngineLimits,
         drafts::Drafts,
@@ -42,14 +42,15 @@ use shmproto::message::{
     TokenOutput, UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
-use types::{AdapterId, AdapterVersion};
+use types::AdapterId;
 
 use crate::common::{
     FALLS_SHORT, FakeAdapter, FakePass, HIDDEN, HOPELESS, Log, PANICS, THIRSTY, Tick, VOCAB, prompt, request,
+    resident,
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-const ROOMY: EngineLimits = EngineLimits {
+pub(crate) const ROOMY: EngineLimits = EngineLimits {
     max_running: 64,
     max_waiting: 256,
     max_waiting_tokens: 1 << 20,
@@ -224,24 +225,14 @@ impl EngineHarness {
         let id = AdapterId([tag; 32]);
         let loaded = match self.budget.claim(id, 10) {
             Ok(claim) => {
-                let adapter = Arc::new(FakeAdapter(tag.into()));
-                let generation = AdapterVersion([100 + tag; 32]);
-                let virtual_tokens = virtual_tokens(tag);
-                let invocation = (tag == ACTIVATED).then(|| Invocation::new(Some(vec![7]), VOCAB).unwrap());
-                AdapterLoadOutcome::New(ResidentAdapter {
-                    adapter,
-                    claim,
-                    generation,
-                    rank: 4,
-                    modules: 2,
-                    virtual_tokens,
-                    invocation,
-                    role: match tag {
-                        CLASSIFIER => AdapterRole::Classifies(head()),
-                        _ => AdapterRole::Answers,
-                    },
-                    warnings: Vec::new(),
-                })
+                let mut loaded = resident(Arc::new(FakeAdapter(tag.into())), claim);
+                loaded.virtual_tokens = virtual_tokens(tag);
+                loaded.invocation =
+                    (tag == ACTIVATED).then(|| Invocation::new(Some(vec![7]), VOCAB).unwrap());
+                if tag == CLASSIFIER {
+                    loaded.role = AdapterRole::Classifies(head());
+                }
+                AdapterLoadOutcome::New(loaded)
             }
             Err(_) => AdapterLoadOutcome::Known(id),
         };

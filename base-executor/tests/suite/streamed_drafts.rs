@@ -11,7 +11,7 @@ use std::{
 use testkit::paths::golden;
 
 use base_executor::{
-    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
+    adapters::{AdapterLoadOutcome, Budget},
     engine::{
         Engine, EngineLimits,
         drafts::Drafts,
@@ -36,10 +36,10 @@ use shmproto::message::{Generate, Stats, ToGateway};
 use tokio::sync::mpsc;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
-use types::{AdapterId, AdapterVersion};
+use types::AdapterId;
 
 use crate::{
-    common::{prompt, request},
+    common::{prompt, request, resident},
     engine::welcome,
     oracle_drafter::OracleDrafter,
 };
@@ -101,18 +101,7 @@ impl StreamedEngineFixture {
         for (tag, adapter) in (1..).zip(adapters) {
             let id = AdapterId([tag; 32]);
             let claim = budget.claim(id, 10).unwrap();
-            let generation = AdapterVersion([tag; 32]);
-            let loaded = AdapterLoadOutcome::New(ResidentAdapter {
-                invocation: None,
-                adapter,
-                claim,
-                generation,
-                rank: 4,
-                modules: 2,
-                virtual_tokens: 0,
-                role: AdapterRole::Answers,
-                warnings: Vec::new(),
-            });
+            let loaded = AdapterLoadOutcome::New(resident(adapter, claim));
             let caller = RequestKey { connection: GATEWAY, request: u64::from(tag) };
             engine.handle(EngineEvent::AdapterLoaded { caller: Some(caller), loaded });
         }

@@ -136,12 +136,11 @@ fn down_without_a_deployment_is_not_found() {
 fn down_never_signals_a_process_that_got_a_dead_deployments_id() {
     let stage = CommandFixture::new();
     // The lock file names a running process with another start time.
-    let innocent = RunningCommand::start(
+    let innocent = RunningCommand::up(
         stage
             .command(&["up", "--listen", "127.0.0.1:0", "--state", "elsewhere"])
             .current_dir(stage.home.path()),
     );
-    innocent.wait_for_out("OpenAI(");
     let lock = fs::read_to_string(stage.home.path().join("elsewhere/lock")).unwrap();
     let mut holder: Value = serde_json::from_str(&lock).unwrap();
     holder["started_ticks"] = (holder["started_ticks"].as_u64().unwrap() - 1).into();
@@ -157,8 +156,7 @@ fn down_never_signals_a_process_that_got_a_dead_deployments_id() {
 #[test]
 fn down_stops_a_deployment_in_the_foreground_too_and_both_say_so() {
     let stage = CommandFixture::new();
-    let running = RunningCommand::start(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
-    running.wait_for_out("OpenAI(");
+    let running = RunningCommand::up(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
     let down = run(&mut stage.command(&["down", "--json"]));
     assert_eq!(down.status.code(), Some(0), "{}", down.err);
     assert!(serde_json::from_str::<Value>(&down.out).unwrap()["stopped"].is_u64(), "{}", down.out);

@@ -12,20 +12,10 @@ fn with_trainer(stage: &CommandFixture) -> Command {
     command
 }
 
-fn up(command: &mut Command) -> RunningCommand {
-    let running = RunningCommand::start(command);
-    running.wait_for_out("OpenAI(");
-    running
-}
-
-fn count(stage: &CommandFixture, line: &str) -> usize {
-    stage.short_log().iter().filter(|logged| *logged == line).count()
-}
-
 #[test]
 fn the_gateway_knows_the_trainer_which_stops_between_it_and_the_executor() {
     let stage = CommandFixture::new();
-    let running = up(&mut with_trainer(&stage));
+    let running = RunningCommand::up(&mut with_trainer(&stage));
     let trainer = stage.wait_for_log("trainer started", 1);
     assert!(trainer.contains(" serve --exit-with-stdin --socket "), "{trainer}");
     assert!(
@@ -44,12 +34,12 @@ fn the_gateway_knows_the_trainer_which_stops_between_it_and_the_executor() {
 #[test]
 fn a_killed_trainer_is_started_again_and_nobody_else_is() {
     let stage = CommandFixture::new();
-    let running = up(&mut with_trainer(&stage));
+    let running = RunningCommand::up(&mut with_trainer(&stage));
     kill(stage.wait_for_process("trainer", 1), Signal::KILL);
     stage.wait_for_process("trainer", 2);
     running.signal(Signal::INT);
     assert_eq!(running.end().status.code(), Some(0));
-    let started = ["executor started", "gateway started", "trainer started"].map(|line| count(&stage, line));
+    let started = ["executor started", "gateway started", "trainer started"].map(|line| stage.count(line));
     assert_eq!(started, [1, 1, 2]);
 }
 
@@ -57,13 +47,14 @@ fn a_killed_trainer_is_started_again_and_nobody_else_is() {
 fn a_trainer_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
     for behaviour in ["die", "refuse"] {
         let stage = CommandFixture::new();
-        let running =
-            up(with_trainer(&stage).env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3").env("FAKE_TRAINER", behaviour));
+        let running = RunningCommand::up(
+            with_trainer(&stage).env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3").env("FAKE_TRAINER", behaviour),
+        );
         running.wait_for_err("crashed too often and is not restarted; training is off");
         running.signal(Signal::INT);
         let ended = running.end();
         assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
-        assert_eq!(count(&stage, "trainer started"), 3);
+        assert_eq!(stage.count("trainer started"), 3);
         assert_eq!(stage.short_log().last().unwrap(), "executor stopped");
     }
 }
@@ -71,7 +62,7 @@ fn a_trainer_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
 #[test]
 fn a_trainer_that_does_not_stop_is_killed_and_that_is_no_failure() {
     let stage = CommandFixture::new();
-    let running = up(with_trainer(&stage).env("HOLOBIONT_GRACE_MS", "1"));
+    let running = RunningCommand::up(with_trainer(&stage).env("HOLOBIONT_GRACE_MS", "1"));
     let stopped = stage.wait_for_process("trainer", 1);
     kill(stopped, Signal::STOP);
     running.signal(Signal::INT);
@@ -83,7 +74,7 @@ fn a_trainer_that_does_not_stop_is_killed_and_that_is_no_failure() {
 #[test]
 fn without_its_program_a_deployment_serves_and_says_that_nothing_can_be_trained() {
     let stage = CommandFixture::new().without("holobiont-trainer");
-    let running = up(&mut with_trainer(&stage));
+    let running = RunningCommand::up(&mut with_trainer(&stage));
     running.wait_for_err("training is off: ");
     assert!(!stage.wait_for_log("gateway started", 1).contains("--trainer-socket"));
     running.signal(Signal::INT);
@@ -95,11 +86,12 @@ fn without_its_program_a_deployment_serves_and_says_that_nothing_can_be_trained(
 fn who_wants_no_trainer_has_none() {
     for wish in ["--max-trainers=0", "--layer-local=false"] {
         let stage = CommandFixture::new();
-        let running =
-            up(stage.command(&["up", "--listen", "127.0.0.1:0", wish]).env("HOLOBIONT_MAX_TRAINERS", "1"));
+        let running = RunningCommand::up(
+            stage.command(&["up", "--listen", "127.0.0.1:0", wish]).env("HOLOBIONT_MAX_TRAINERS", "1"),
+        );
         assert!(!stage.wait_for_log("gateway started", 1).contains("--trainer-socket"));
         running.signal(Signal::INT);
         assert_eq!(running.end().status.code(), Some(0));
-        assert_eq!(count(&stage, "trainer started"), 0, "{wish}");
+        assert_eq!(stage.count("trainer started"), 0, "{wish}");
     }
 }

@@ -8,9 +8,7 @@ use rustix::process::Signal;
 const ANY_PORT: [&str; 3] = ["up", "--listen", "127.0.0.1:0"];
 
 fn up(stage: &CommandFixture) -> RunningCommand {
-    let running = RunningCommand::start(&mut stage.command(&ANY_PORT));
-    running.wait_for_out("OpenAI(");
-    running
+    RunningCommand::up(&mut stage.command(&ANY_PORT))
 }
 
 #[test]
@@ -111,8 +109,7 @@ fn the_processes_drain_when_their_supervisor_is_killed() {
 fn a_second_ctrl_c_kills_what_does_not_stop() {
     let stage = CommandFixture::new();
     let mut command = stage.command(&ANY_PORT);
-    let running = RunningCommand::start(command.env("FAKE_GATEWAY", "stubborn"));
-    running.wait_for_out("OpenAI(");
+    let running = RunningCommand::up(command.env("FAKE_GATEWAY", "stubborn"));
     let gateway = stage.wait_for_process("gateway", 1);
     running.signal(Signal::INT);
     stage.wait_for_log("gateway asked", 1);
@@ -142,8 +139,7 @@ fn what_does_not_stop_within_the_grace_is_killed() {
     let stage = CommandFixture::new();
     let mut command = stage.command(&ANY_PORT);
     command.env("FAKE_EXECUTOR", "stubborn").env("HOLOBIONT_GRACE_MS", "300");
-    let running = RunningCommand::start(&mut command);
-    running.wait_for_out("OpenAI(");
+    let running = RunningCommand::up(&mut command);
     running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!(ended.status.code(), Some(1));
@@ -186,8 +182,7 @@ fn flags_environment_and_file_reach_the_processes() {
     fs::write(&file, text).unwrap();
     let mut command = stage.command(&ANY_PORT);
     command.arg("--config").arg(&file).args(["--cores", "0-1", "--log-format", "json"]);
-    let running = RunningCommand::start(command.env("HOLOBIONT_MAX_RUNNING", "7"));
-    running.wait_for_out("OpenAI(");
+    let running = RunningCommand::up(command.env("HOLOBIONT_MAX_RUNNING", "7"));
     running.signal(Signal::INT);
     running.end();
     let log = stage.log();
@@ -215,8 +210,7 @@ fn paths_reach_the_processes_as_they_were_written() {
     fs::write(stage.home.path().join("pirate/adapter_config.json"), "{}").unwrap();
     let mut command = stage.command(&ANY_PORT);
     command.args(["--model", "./models/tiny.gguf", "--adapter", "pirate=./pirate", "--state", "./s"]);
-    let running = RunningCommand::start(command.current_dir(stage.home.path()));
-    running.wait_for_out("OpenAI(");
+    let running = RunningCommand::up(command.current_dir(stage.home.path()));
     let mut second = stage.command(&ANY_PORT);
     let second = run(second.args(["--state", "./s"]).current_dir(stage.home.path()));
     assert!(second.err.contains("the state directory ./s\n"), "{}", second.err);

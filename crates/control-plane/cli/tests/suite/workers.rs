@@ -13,20 +13,10 @@ fn two_workers(stage: &CommandFixture) -> Command {
     command
 }
 
-fn up(command: &mut Command) -> RunningCommand {
-    let running = RunningCommand::start(command);
-    running.wait_for_out("OpenAI(");
-    running
-}
-
-fn count(stage: &CommandFixture, line: &str) -> usize {
-    stage.short_log().iter().filter(|logged| *logged == line).count()
-}
-
 #[test]
 fn each_worker_is_told_its_core_and_all_stop_last() {
     let stage = CommandFixture::new();
-    let running = up(&mut two_workers(&stage));
+    let running = RunningCommand::up(&mut two_workers(&stage));
     let mut cores = [1, 2].map(|nth| {
         let started = stage.wait_for_log("worker started", nth);
         assert!(started.contains("--exit-with-stdin") && started.contains("/workers.sock"), "{started}");
@@ -48,14 +38,14 @@ fn each_worker_is_told_its_core_and_all_stop_last() {
 #[test]
 fn a_killed_worker_is_started_again_and_nobody_else_is() {
     let stage = CommandFixture::new();
-    let running = up(&mut two_workers(&stage));
+    let running = RunningCommand::up(&mut two_workers(&stage));
     stage.wait_for_process("worker", 2);
     kill(stage.wait_for_process("worker", 1), Signal::KILL);
     stage.wait_for_process("worker", 3);
     running.signal(Signal::INT);
     assert_eq!(running.end().status.code(), Some(0));
-    assert_eq!((count(&stage, "executor started"), count(&stage, "gateway started")), (1, 1));
-    assert_eq!(count(&stage, "worker started"), 3);
+    assert_eq!((stage.count("executor started"), stage.count("gateway started")), (1, 1));
+    assert_eq!(stage.count("worker started"), 3);
 }
 
 #[test]
@@ -65,13 +55,13 @@ fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
         let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "1"]);
         command.env("HOLOBIONT_WORKERS_CORES", "0").env("HOLOBIONT_RESTART_DELAY_MS", "1");
         command.env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3");
-        let running = up(command.env("FAKE_WORKER", behaviour));
+        let running = RunningCommand::up(command.env("FAKE_WORKER", behaviour));
         running.wait_for_err("crashed too often and is not restarted");
         running.signal(Signal::INT);
         let ended = running.end();
         assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
         assert!(ended.err.contains("lora-worker@0"), "{}", ended.err);
-        assert_eq!(count(&stage, "worker started"), 3);
+        assert_eq!(stage.count("worker started"), 3);
         assert_eq!(stage.short_log().last().unwrap(), "executor stopped");
     }
 }
@@ -79,7 +69,7 @@ fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
 #[test]
 fn a_worker_that_is_not_ready_keeps_nobody_waiting() {
     let stage = CommandFixture::new();
-    let running = up(two_workers(&stage).env("FAKE_WORKER", "mute"));
+    let running = RunningCommand::up(two_workers(&stage).env("FAKE_WORKER", "mute"));
     running.signal(Signal::INT);
     assert_eq!(running.end().status.code(), Some(0));
 }
@@ -87,7 +77,7 @@ fn a_worker_that_is_not_ready_keeps_nobody_waiting() {
 #[test]
 fn a_worker_that_does_not_stop_is_killed_and_that_is_no_failure() {
     let stage = CommandFixture::new();
-    let running = up(&mut two_workers(&stage));
+    let running = RunningCommand::up(&mut two_workers(&stage));
     let stopped = stage.wait_for_process("worker", 1);
     stage.wait_for_process("worker", 2);
     kill(stopped, Signal::STOP);
@@ -103,7 +93,7 @@ fn a_worker_that_does_not_stop_is_killed_and_that_is_no_failure() {
 #[test]
 fn the_workers_go_when_their_supervisor_is_killed() {
     let stage = CommandFixture::new();
-    let running = up(&mut two_workers(&stage));
+    let running = RunningCommand::up(&mut two_workers(&stage));
     stage.wait_for_process("worker", 2);
     running.signal(Signal::KILL);
     running.end();
@@ -113,13 +103,13 @@ fn the_workers_go_when_their_supervisor_is_killed() {
 #[test]
 fn without_workers_their_program_is_not_needed() {
     let stage = CommandFixture::new().without("lora-worker");
-    let running = up(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
+    let running = RunningCommand::up(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
     assert!(stage.wait_for_log("executor started", 1).contains("--max-workers 0 "));
     assert!(!stage.wait_for_log("gateway started", 1).contains("--expected-workers"));
     running.signal(Signal::INT);
     let ended = running.end();
     assert!(ended.status.success() && ended.out.contains("workers  none"), "{}", ended.out);
-    assert_eq!(count(&stage, "worker started"), 0);
+    assert_eq!(stage.count("worker started"), 0);
     let ended = run(&mut two_workers(&stage));
     assert_eq!(ended.status.code(), Some(3));
     assert!(ended.err.contains("`lora-worker`") && ended.err.contains("--workers 0"), "{}", ended.err);

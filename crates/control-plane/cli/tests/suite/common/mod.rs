@@ -110,6 +110,11 @@ impl CommandFixture {
         self.log().into_iter().map(short).collect()
     }
 
+    /// Number of lines of the short log that are `line`.
+    pub(crate) fn count(&self, line: &str) -> usize {
+        self.short_log().iter().filter(|logged| *logged == line).count()
+    }
+
     /// Waits until `count` lines of the log start with `start`; returns the last of them.
     pub(crate) fn wait_for_log(&self, start: &str, count: usize) -> String {
         eventually_some(&format!("{count} x {start:?} in the log"), || {
@@ -151,6 +156,13 @@ impl RunningCommand {
         let (out, err) = (directory.path().join("out"), directory.path().join("err"));
         command.stdout(fs::File::create(&out).unwrap()).stderr(fs::File::create(&err).unwrap());
         Self { child: command.spawn().unwrap(), out, err, _directory: directory }
+    }
+
+    /// Starts `up` and waits until the gateway serves.
+    pub(crate) fn up(command: &mut Command) -> Self {
+        let running = Self::start(command);
+        running.wait_for_out("OpenAI(");
+        running
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
