@@ -115,7 +115,7 @@ pub enum AdapterRole {
         /// Number of the base's first layers that it uses.
         layers: u32,
         /// Drafter factory, until the engine takes it over; `None` if drafting with it is off.
-        agency: Option<DrafterFactory>,
+        factory: Option<DrafterFactory>,
     },
 }
 

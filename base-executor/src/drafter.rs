@@ -172,7 +172,7 @@ impl DrafterFactory {
     }
 
     /// Makes a drafter for a text that begins with `prompt`.
-    pub fn author(&mut self, prompt: &[u32], learned: AcceptanceStats) -> Box<dyn SequenceDrafter> {
+    pub fn make(&mut self, prompt: &[u32], learned: AcceptanceStats) -> Box<dyn SequenceDrafter> {
         (self.make)(prompt, learned)
     }
 }

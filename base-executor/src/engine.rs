@@ -112,7 +112,7 @@ pub struct Engine<P: ForwardPass> {
     queues: Queues<P::Adapter>,
     tiers: AdapterTiers<P::Adapter>,
     kv: Cache,
-    below: KvOffload,
+    offload: KvOffload,
     outboxes: OutputQueues,
     watchers: BlockWatchers,
     drafts: Drafts,
@@ -149,7 +149,7 @@ impl<P: ForwardPass> Engine<P> {
                 max_adapter_blocks: 0,
                 ..kv_cache::CacheSettings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
             }),
-            below: KvOffload::default(),
+            offload: KvOffload::default(),
             outboxes: OutputQueues::default(),
             watchers: BlockWatchers::default(),
             drafts: Drafts::default(),
@@ -181,12 +181,13 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Offloads KV blocks to `below` when they leave the device, as `cache` decides.
     #[must_use]
-    pub fn with_memory(mut self, cache: Cache, below: KvOffload) -> Self {
+    pub fn with_memory(mut self, cache: Cache, offload: KvOffload) -> Self {
         // The blocks that a sequence gets despite any number of adapters decide which requests are refused.
         self.limits.kv_blocks = self.limits.kv_blocks.min(cache.sure_kv_blocks());
         self.welcome.kv_blocks = self.limits.kv_blocks;
-        self.welcome.device_budget_bytes = u64::from(cache.max_adapter_blocks()) * below.block_bytes() as u64;
-        Self { kv: cache, below, ..self }
+        self.welcome.device_budget_bytes =
+            u64::from(cache.max_adapter_blocks()) * offload.block_bytes() as u64;
+        Self { kv: cache, offload, ..self }
     }
 
     /// Enables drafting. Answers do not depend on it.

@@ -158,7 +158,7 @@ fn say_ready() {
 
 /// Returns the draft settings; `model` is the drafter model, if there is one.
 fn drafts(config: &ExecutorConfig, model: Option<DrafterFactory>) -> Drafts {
-    let by = |agency| Drafts::by(config.draft_tokens, agency);
+    let by = |factory| Drafts::by(config.draft_tokens, factory);
     match &config.draft {
         DraftChoice::Off => Drafts::default(),
         DraftChoice::Auto => by(Some(DrafterFactory::ngram())).or_itself(),
@@ -275,12 +275,12 @@ where
 {
     let OpenedModel { pass, loader, placement, layers, budget, draft_model, info } = resident;
     let limits = limits(config, &info);
-    let (cache, below) =
+    let (cache, offload) =
         memory::open(config, &pass, &info, limits.context_length, &budget.history, on_copied)?;
     let grammars = GrammarWorkers::of_model(info.model_path.clone().into(), OWN_PROGRAM.into(), waker)?;
     let welcome = welcome(info, config, &limits, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
-    let engine = engine.with_heartbeat(heartbeat).with_placement(placement).with_memory(cache, below);
+    let engine = engine.with_heartbeat(heartbeat).with_placement(placement).with_memory(cache, offload);
     let engine = engine.with_drafts(drafts(config, draft_model)).with_grammars(grammars);
     let adapters = Budget::new(budget.adapters.clone());
     let engine = engine.with_budget(budget);

@@ -60,13 +60,13 @@ pub(crate) fn open<P: ForwardPass>(
         ..DeviceBytes::of(config).divide(info.kv_blocks, context, block_bytes)
     });
     cache.weigh(&weights(&config.cache_weights));
-    let below = KvOffload::new(block_bytes, host, account);
+    let offload = KvOffload::new(block_bytes, host, account);
     if disk == 0 {
         anyhow::ensure!(
             config.disk_bytes.0 == 0,
             "--disk-bytes is smaller than a KV block of {block_bytes} bytes; raise it"
         );
-        return Ok((cache, below));
+        return Ok((cache, offload));
     }
     let fingerprint = fingerprint(info).context("cannot read the file of this program")?;
     let layout = StoreLayout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
@@ -76,9 +76,9 @@ pub(crate) fn open<P: ForwardPass>(
     let restored = cache.restore(blocks);
     log_store(&path, found, restored.blocks, damaged + restored.dropped);
     let first = pass.sweep_figures().map(|figures| figures as Arc<dyn ForegroundIo>);
-    let below =
-        below.with_store(store, on_copied, first).context("cannot start the thread of the disk tier")?;
-    Ok((cache, below))
+    let offload =
+        offload.with_store(store, on_copied, first).context("cannot start the thread of the disk tier")?;
+    Ok((cache, offload))
 }
 
 /// Opens the file as soon as the previous process has released it.

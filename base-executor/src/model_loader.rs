@@ -189,10 +189,10 @@ impl AdapterLoader {
 
     fn prepare_draft(&self, draft: &DraftAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
         let layers = u32::try_from(draft.shape.layers).unwrap_or(u32::MAX);
-        let (adapter, agency) = match &self.drafting {
+        let (adapter, factory) = match &self.drafting {
             Some(drafting) => {
-                let (adapter, agency) = drafting.by_itself(draft)?;
-                (adapter, Some(agency))
+                let (adapter, factory) = drafting.by_itself(draft)?;
+                (adapter, Some(factory))
             }
             None => {
                 tracing::warn!("a draft adapter is loaded but not used; see --draft and --device");
@@ -201,7 +201,7 @@ impl AdapterLoader {
             }
         };
         let bytes = adapter.bytes() as u64;
-        Ok(PassReadyAdapter { adapter, bytes, role: AdapterRole::Drafts { layers, agency } })
+        Ok(PassReadyAdapter { adapter, bytes, role: AdapterRole::Drafts { layers, factory } })
     }
 }
 

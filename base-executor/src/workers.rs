@@ -154,9 +154,9 @@ impl Workers {
         library: ImageRegistry,
     ) -> anyhow::Result<(Self, Box<dyn Assist>)> {
         let geometry = geometry(config, rows, listener.most);
-        let (board, poster) = Board::new(geometry).context("no memory for the workers' board")?;
+        let (board, producer) = Board::new(geometry).context("no memory for the workers' board")?;
         let shared = SharedWorkerState::new(&board);
-        let assistant = shared.assistant(poster);
+        let assistant = shared.assistant(producer);
         Ok((Self::open(listener, &geometry, shared, library)?, Box::new(assistant)))
     }
 
@@ -198,13 +198,13 @@ impl Workers {
         let geometry = device_geometry(config, rows, listener.map_or(1, |listener| listener.most));
         let too_large =
             "cannot make the workers' board; lower --chunk-tokens or --max-running if it is too large";
-        let (board, poster) = Board::new(geometry).context(too_large)?;
+        let (board, producer) = Board::new(geometry).context(too_large)?;
         let wire = wire(board.x_slab(), device_sums(config, rows))?;
         let shared = SharedWorkerState::new(&board);
         let pool = ThreadPool::new(cores).context("cannot start the threads that compute slices")?;
         let compute = Compute { pool, isa: Isa::best() };
         let slab = board.x_slab();
-        let bridge = Bridge::new(shared.assistant(poster), compute, slab, geometry.x_elements, wire)?;
+        let bridge = Bridge::new(shared.assistant(producer), compute, slab, geometry.x_elements, wire)?;
         let workers =
             listener.map(|listener| Self::open(listener, &geometry, shared, library)).transpose()?;
         Ok((workers.unwrap_or_default(), bridge))
@@ -278,8 +278,8 @@ impl SharedWorkerState {
         })
     }
 
-    fn assistant(&self, poster: Producer) -> WorkDispatcher {
-        WorkDispatcher::new(self.board.clone(), poster, Arc::clone(&self.waits), Arc::clone(&self.wanted))
+    fn assistant(&self, producer: Producer) -> WorkDispatcher {
+        WorkDispatcher::new(self.board.clone(), producer, Arc::clone(&self.waits), Arc::clone(&self.wanted))
     }
 
     fn seated(&self) -> std::sync::MutexGuard<'_, Vec<AttachedWorker>> {

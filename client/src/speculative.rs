@@ -149,8 +149,8 @@ impl<'a> Drafting<'a> {
     /// Returns the tree to verify, with at most `max_nodes` nodes and depth `max_depth`; it may be empty.
     pub(crate) fn tree(&mut self, sweeps: &PassCost, max_nodes: usize, max_depth: usize) -> TokenTree {
         let begun = Instant::now();
-        let RerootedDraft { mut tree, mut pacer, .. } = std::mem::take(&mut self.settled);
-        let growing = (&mut tree, &mut pacer);
+        let RerootedDraft { mut tree, mut selector, .. } = std::mem::take(&mut self.settled);
+        let growing = (&mut tree, &mut selector);
         let proposed = match (self.effort, sweeps.line()) {
             _ if max_nodes.min(max_depth) == 0 => TokenTree::new(),
             (DraftPolicy::Compared(rule), _) => self.ruled(&rule, growing, max_nodes),
@@ -158,7 +158,7 @@ impl<'a> Drafting<'a> {
             // The cost of a pass is not known yet.
             (DraftPolicy::Worth, None) => TokenTree::new(),
         };
-        self.ahead = Some(DraftAhead::new(tree, pacer));
+        self.ahead = Some(DraftAhead::new(tree, selector));
         self.figures.drafting += begun.elapsed();
         proposed.pruned(proposed.nodes().filter(|&node| proposed.depth(Some(node)) <= max_depth).collect())
     }
@@ -167,12 +167,12 @@ impl<'a> Drafting<'a> {
     fn ruled(
         &mut self,
         rule: &BaselineRule,
-        (tree, pacer): (&mut TokenTree, &mut BranchSelector),
+        (tree, selector): (&mut TokenTree, &mut BranchSelector),
         max_nodes: usize,
     ) -> TokenTree {
         self.figures.threshold = rule.threshold();
         let mut timed = TimedClientDrafter { guesser: &mut *self.guesser, time: &mut self.time };
-        let Ok(()) = rule.grow(tree, (pacer, &mut timed), max_nodes.min(MAX_NODES));
+        let Ok(()) = rule.grow(tree, (selector, &mut timed), max_nodes.min(MAX_NODES));
         tree.pruned(tree.likeliest(max_nodes))
     }
 
@@ -180,7 +180,7 @@ impl<'a> Drafting<'a> {
     fn worthy(
         &mut self,
         cost: LinearFit,
-        (tree, pacer): (&mut TokenTree, &mut BranchSelector),
+        (tree, selector): (&mut TokenTree, &mut BranchSelector),
         max_nodes: usize,
     ) -> TokenTree {
         // A node that is not drafted yet costs drafting time too.
@@ -189,7 +189,7 @@ impl<'a> Drafting<'a> {
         let so_far = || StepEstimate { drafting_s: begun.elapsed().as_secs_f64(), ..step(cost) };
         let is_due = |tree: &TokenTree| !is_worth_asking(&so_far(), guess_s, tree, tree.next_confidence());
         let mut timed = TimedClientDrafter { guesser: &mut *self.guesser, time: &mut self.time };
-        let Ok(()) = grow(tree, (pacer, &mut timed), max_nodes, is_due);
+        let Ok(()) = grow(tree, (selector, &mut timed), max_nodes, is_due);
         if tree.len() > known {
             self.guesses.observe((tree.len() - known) as f64, begun.elapsed().as_secs_f64());
         }
@@ -224,8 +224,8 @@ impl<'a> Drafting<'a> {
     /// Drafts until the pass, which takes about `takes`, `is_over`.
     fn resume_drafting(&mut self, takes: Option<Duration>, is_over: &AtomicBool) {
         let begun = Instant::now();
-        let RerootedDraft { tree, pacer, .. } = std::mem::take(&mut self.settled);
-        let mut ahead = self.ahead.take().unwrap_or_else(|| DraftAhead::new(tree, pacer));
+        let RerootedDraft { tree, selector, .. } = std::mem::take(&mut self.settled);
+        let mut ahead = self.ahead.take().unwrap_or_else(|| DraftAhead::new(tree, selector));
         let before = ahead.tree().len();
         match takes {
             Some(takes) => {

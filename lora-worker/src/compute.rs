@@ -216,14 +216,14 @@ mod tests {
 
     #[test]
     fn no_slice_takes_an_allocation_neither_done_nor_given_back() {
-        let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
+        let (board, mut producer) = Board::in_process(GEOMETRY).unwrap();
         let mut seat = board.seat().unwrap().join_in_process();
         let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
         let unknown = Slice { width: 63, rows: 1, sums_elements: 48, ..slice(1) };
         let ends = [(slice(1), true), (slice(2), true), (slice(3), true), (unknown, false)];
         for (slice, is_done) in ends {
-            poster.announce(1);
-            poster.post(&x, &[slice]).unwrap();
+            producer.announce(1);
+            producer.post(&x, &[slice]).unwrap();
             let counted = violation_count();
             assert_no_alloc(|| {
                 assert_eq!(seat.wait(Duration::from_micros(50)), WakeReason::Job);
@@ -231,8 +231,8 @@ mod tests {
                 assert!(!bench.serve(&mut seat));
             });
             assert_eq!(violation_count(), counted);
-            assert_eq!(matches!(poster.state(0), SliceState::Done(_)), is_done);
-            poster.take_back(0);
+            assert_eq!(matches!(producer.state(0), SliceState::Done(_)), is_done);
+            producer.take_back(0);
         }
     }
 
@@ -245,12 +245,12 @@ mod tests {
 
     #[test]
     fn a_slice_that_nobody_waits_for_any_more_is_given_up() {
-        let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
+        let (board, mut producer) = Board::in_process(GEOMETRY).unwrap();
         let mut seat = board.seat().unwrap().join_in_process();
         let bench = bench();
-        poster.post(&vec![1.0; 200 * 64], &[slice(1)]).unwrap();
+        producer.post(&vec![1.0; 200 * 64], &[slice(1)]).unwrap();
         let claim = seat.claim(|_, _| true).unwrap();
-        poster.take_back(0);
+        producer.take_back(0);
         let mut sums = vec![f32::NAN; 200 * 48];
         compute(claim, bench.library.matrix(1, 0).unwrap(), bench.isa, &vec![1.0; 200 * 64], &mut sums);
         assert!(!sums[0].is_nan(), "it was begun");
@@ -259,17 +259,17 @@ mod tests {
 
     #[test]
     fn a_fault_in_a_slice_gives_it_back_and_is_not_the_end() {
-        let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
+        let (board, mut producer) = Board::in_process(GEOMETRY).unwrap();
         let mut seat = board.seat().unwrap().join_in_process();
         let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
-        poster.post(&x, &[slice(1)]).unwrap();
+        producer.post(&x, &[slice(1)]).unwrap();
         let claim = seat.claim(|_, _| true).unwrap();
         // The kernels panic on sums of another shape.
         let matrix = bench.library.matrix(1, 0).unwrap();
         compute(claim, matrix, bench.isa, &x, &mut [0.0; 7]);
-        assert_eq!(poster.state(0), SliceState::Lost);
-        poster.post(&x, &[slice(2)]).unwrap();
+        assert_eq!(producer.state(0), SliceState::Lost);
+        producer.post(&x, &[slice(2)]).unwrap();
         assert!(bench.serve(&mut seat));
-        assert!(matches!(poster.state(0), SliceState::Done(_)));
+        assert!(matches!(producer.state(0), SliceState::Done(_)));
     }
 }

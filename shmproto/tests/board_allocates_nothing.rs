@@ -52,16 +52,16 @@ fn slice(index: u32) -> Slice {
 #[test]
 fn posting_claiming_and_taking_back_take_no_memory() {
     let geometry = Geometry { x_elements: 64, sums_elements: 128, slices: 8, seats: 2 };
-    let (board, mut poster) = Board::in_process(geometry).unwrap();
+    let (board, mut producer) = Board::in_process(geometry).unwrap();
     let (mut seat, x) = (board.seat().unwrap().join_in_process(), [1.0; 64]);
     let slices: Vec<Slice> = (0..8).map(slice).collect();
     let (mut rows, mut sums) = ([0.0; 8], [0.0; 16]);
-    assert_eq!(poster.workers(), 1);
+    assert_eq!(producer.workers(), 1);
 
     let before = ALLOCATIONS.get();
     for _ in 0..1000 {
-        poster.announce(1);
-        poster.post(&x, &slices).unwrap();
+        producer.announce(1);
+        producer.post(&x, &slices).unwrap();
         assert_eq!(seat.wait(Duration::from_micros(50)), WakeReason::Job);
         for _ in 0..6 {
             let claim = seat.claim(|_, _| true).unwrap();
@@ -69,13 +69,13 @@ fn posting_claiming_and_taking_back_take_no_memory() {
             assert!(claim.done(&[rows[0]; 16]));
         }
         for index in (0..8).rev() {
-            if let SliceState::Done(_) = poster.state(index) {
-                poster.done(index).map(|done| done.read(0, &mut sums)).unwrap();
+            if let SliceState::Done(_) = producer.state(index) {
+                producer.done(index).map(|done| done.read(0, &mut sums)).unwrap();
             } else {
-                assert_eq!(poster.take_back(index), TakeBack::Taken);
+                assert_eq!(producer.take_back(index), TakeBack::Taken);
             }
         }
-        poster.rest();
+        producer.rest();
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
     assert_eq!(board.stats().seats[0].slices, 6000);

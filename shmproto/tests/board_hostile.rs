@@ -70,31 +70,31 @@ fn slices() -> Vec<Slice> {
 }
 
 /// Runs a job without waiting; returns the number of slices that workers did.
-fn pass(poster: &mut Producer) -> usize {
-    poster.announce(3);
-    poster.post(&[1.0; 64], &slices()).unwrap();
+fn pass(producer: &mut Producer) -> usize {
+    producer.announce(3);
+    producer.post(&[1.0; 64], &slices()).unwrap();
     let mut sums = [0.0; 8];
     let mut done = 0;
     for index in (0..8).rev() {
-        if let SliceState::Done(_) = poster.state(index) {
-            done += usize::from(poster.done(index).map(|done| done.read(0, &mut sums)).is_ok());
+        if let SliceState::Done(_) = producer.state(index) {
+            done += usize::from(producer.done(index).map(|done| done.read(0, &mut sums)).is_ok());
         }
-        match poster.take_back(index) {
-            TakeBack::AlreadyDone(_) => assert!(matches!(poster.state(index), SliceState::Done(_))),
-            TakeBack::Taken => assert_eq!(poster.state(index), SliceState::Taken),
+        match producer.take_back(index) {
+            TakeBack::AlreadyDone(_) => assert!(matches!(producer.state(index), SliceState::Done(_))),
+            TakeBack::Taken => assert_eq!(producer.state(index), SliceState::Taken),
         }
     }
-    poster.rest();
+    producer.rest();
     done
 }
 
 /// Checks that an honest worker at the same board can still work.
-fn an_honest_worker_is_served(board: &Board, poster: &mut Producer) {
+fn an_honest_worker_is_served(board: &Board, producer: &mut Producer) {
     for seat in board.stats().seats {
         board.fence(seat.worker);
     }
     let mut seat = join(&board.seat().unwrap()).unwrap();
-    poster.post(&[2.0; 64], &slices()).unwrap();
+    producer.post(&[2.0; 64], &slices()).unwrap();
     assert_eq!(seat.wait(Duration::ZERO), WakeReason::Job);
     let mut done = 0;
     while let Some(claim) = seat.claim(|_, _| true) {
@@ -107,7 +107,7 @@ fn an_honest_worker_is_served(board: &Board, poster: &mut Producer) {
     assert_eq!(done, 8);
     for index in 0..8 {
         let mut sums = [0.0; 8];
-        poster.done(index).map(|done| done.read(0, &mut sums)).unwrap();
+        producer.done(index).map(|done| done.read(0, &mut sums)).unwrap();
         assert_eq!(sums, [4.0; 8]);
     }
     assert!(board.fence(seat.worker()));
@@ -115,19 +115,19 @@ fn an_honest_worker_is_served(board: &Board, poster: &mut Producer) {
 
 #[test]
 fn every_word_of_the_control_region_may_be_flipped_at_every_step() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let control = control(&offer);
     for (index, word) in control.words().iter().enumerate() {
         let before = word.load(Relaxed);
         for flipped in [!before, 0, u32::MAX, 1 << 31, before ^ 1, before.wrapping_add(1)] {
-            poster.post(&[1.0; 64], &slices()).unwrap();
+            producer.post(&[1.0; 64], &slices()).unwrap();
             word.store(flipped, SeqCst);
             (0..8).for_each(|slice| {
-                poster.state(slice);
+                producer.state(slice);
             });
             word.store(!flipped, SeqCst);
-            pass(&mut poster);
+            pass(&mut producer);
         }
         // Only the executor's own memory decides, so restoring the header is enough for the next worker to
         // join.
@@ -135,31 +135,31 @@ fn every_word_of_the_control_region_may_be_flipped_at_every_step() {
             word.store(before, SeqCst);
         }
     }
-    an_honest_worker_is_served(&board, &mut poster);
+    an_honest_worker_is_served(&board, &mut producer);
 }
 
 #[test]
 fn an_impossible_word_is_counted_once_and_whom_it_names_is_fenced() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let (offer, bystander) = (board.seat().unwrap(), board.seat().unwrap());
     let control = control(&offer);
-    poster.post(&[1.0; 64], &slices()).unwrap();
+    producer.post(&[1.0; 64], &slices()).unwrap();
     let (low, _) = state_word(&control, 2);
     // An undefined state.
     low.store(offer.worker.get() << 8 | 77, SeqCst);
-    assert_eq!((poster.state(2), poster.state(2)), (SliceState::Lost, SliceState::Lost));
+    assert_eq!((producer.state(2), producer.state(2)), (SliceState::Lost, SliceState::Lost));
     assert_eq!((board.stats().violations, board.is_admitted(offer.worker)), (1, false));
     assert!(board.is_admitted(bystander.worker));
-    assert_eq!(poster.take_back(2), TakeBack::Taken);
-    an_honest_worker_is_served(&board, &mut poster);
+    assert_eq!(producer.take_back(2), TakeBack::Taken);
+    an_honest_worker_is_served(&board, &mut producer);
 }
 
 #[test]
 fn words_of_another_job_of_nobody_and_of_the_executor_are_violations() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let control = control(&offer);
-    poster.post(&[1.0; 64], &slices()).unwrap();
+    producer.post(&[1.0; 64], &slices()).unwrap();
     let (_, job) = state_word(&control, 0);
     let job = job.load(SeqCst);
     let me = offer.worker.get() << 8;
@@ -175,55 +175,55 @@ fn words_of_another_job_of_nobody_and_of_the_executor_are_violations() {
         let (low_word, high_word) = state_word(&control, index);
         low_word.store(low, SeqCst);
         high_word.store(high, SeqCst);
-        assert_eq!(poster.state(index), SliceState::Lost, "{low:#x} {high}");
+        assert_eq!(producer.state(index), SliceState::Lost, "{low:#x} {high}");
         assert_eq!(board.stats().violations, count, "{low:#x} {high}");
-        assert_eq!(poster.take_back(index), TakeBack::Taken);
+        assert_eq!(producer.take_back(index), TakeBack::Taken);
     }
-    an_honest_worker_is_served(&board, &mut poster);
+    an_honest_worker_is_served(&board, &mut producer);
 }
 
 #[test]
 fn slices_that_are_claimed_for_ever_are_taken_back() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let control = control(&offer);
     for _ in 0..100 {
-        poster.post(&[1.0; 64], &slices()).unwrap();
+        producer.post(&[1.0; 64], &slices()).unwrap();
         for index in 0..8 {
             state_word(&control, index).0.store(offer.worker.get() << 8 | 2, SeqCst);
         }
-        assert!((0..8).all(|index| poster.state(index) == SliceState::Claimed(offer.worker)));
-        assert!((0..8).rev().all(|index| poster.take_back(index) == TakeBack::Taken));
+        assert!((0..8).all(|index| producer.state(index) == SliceState::Claimed(offer.worker)));
+        assert!((0..8).rev().all(|index| producer.take_back(index) == TakeBack::Taken));
     }
     assert_eq!((board.stats().violations, board.stats().seats[0].taken_back), (0, 800));
-    an_honest_worker_is_served(&board, &mut poster);
+    an_honest_worker_is_served(&board, &mut producer);
 }
 
 #[test]
 fn sums_nobody_worked_for_are_only_wrong_numbers_and_a_replayed_word_is_not_believed() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let (control, sums) = (control(&offer), map(fds(&offer).sums));
     sums.words().iter().for_each(|word| word.store(f32::NAN.to_bits(), Relaxed));
-    poster.post(&[1.0; 64], &slices()).unwrap();
+    producer.post(&[1.0; 64], &slices()).unwrap();
     let (low, high) = state_word(&control, 0);
     low.store(offer.worker.get() << 8 | 3, SeqCst);
     let replayed = (low.load(SeqCst), high.load(SeqCst));
-    assert_eq!(poster.state(0), SliceState::Done(offer.worker));
+    assert_eq!(producer.state(0), SliceState::Done(offer.worker));
     let mut numbers = [0.0; 8];
-    poster.done(0).map(|done| done.read(0, &mut numbers)).unwrap();
+    producer.done(0).map(|done| done.read(0, &mut numbers)).unwrap();
     assert!(numbers.iter().all(|number| number.is_nan()));
 
-    poster.post(&[1.0; 64], &slices()).unwrap();
+    producer.post(&[1.0; 64], &slices()).unwrap();
     low.store(replayed.0, SeqCst);
     high.store(replayed.1, SeqCst);
-    assert_eq!(poster.state(0), SliceState::Lost);
+    assert_eq!(producer.state(0), SliceState::Lost);
     assert_eq!((board.stats().violations, board.is_admitted(offer.worker)), (1, false));
 }
 
 #[test]
 fn two_storms_of_garbage_beside_an_honest_worker_stop_nobody() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let over = AtomicBool::new(false);
     let offers = [board.seat().unwrap(), board.seat().unwrap()];
     let honest = board.seat().unwrap();
@@ -253,21 +253,21 @@ fn two_storms_of_garbage_beside_an_honest_worker_stop_nobody() {
             }
         });
         for _ in 0..20_000 {
-            pass(&mut poster);
+            pass(&mut producer);
         }
         over.store(true, Relaxed);
     });
     assert!(board.stats().violations > 0);
-    an_honest_worker_is_served(&board, &mut poster);
+    an_honest_worker_is_served(&board, &mut producer);
 }
 
 #[test]
 fn a_slice_that_makes_no_sense_is_failed_by_the_worker_and_counted() {
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let (control, mut seat) = (control(&offer), join(&offer).unwrap());
     for word in 16..28 {
-        poster.post(&[1.0; 64], &[slice(0)]).unwrap();
+        producer.post(&[1.0; 64], &[slice(0)]).unwrap();
         let refused = seat.refused().map_or(0, |refused| refused.slices);
         control.words()[SLICES_WORD + word].store(u32::MAX - 7, SeqCst);
         // Image and module may be any numbers; the worker's adapters decide there.
@@ -276,7 +276,7 @@ fn a_slice_that_makes_no_sense_is_failed_by_the_worker_and_counted() {
             assert!(slice.image != 7 || slice.module != 3, "word {word}");
         } else {
             assert_eq!(seat.refused().unwrap().slices, refused + 1, "word {word}");
-            assert_eq!(poster.state(0), SliceState::Lost);
+            assert_eq!(producer.state(0), SliceState::Lost);
         }
     }
     assert_eq!(seat.refused().unwrap().slices, 9, "all words but image and module");
@@ -284,7 +284,7 @@ fn a_slice_that_makes_no_sense_is_failed_by_the_worker_and_counted() {
 
 #[test]
 fn a_worker_does_not_sit_down_at_what_is_no_board() {
-    let (board, _poster) = Board::new(GEOMETRY).unwrap();
+    let (board, _producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let control = control(&offer);
     let with = |word: usize, value: u32| {
@@ -311,20 +311,20 @@ fn a_worker_does_not_sit_down_at_what_is_no_board() {
 
 #[test]
 fn a_worker_cannot_map_x_to_write_it() {
-    let (board, _poster) = Board::new(GEOMETRY).unwrap();
+    let (board, _producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     assert!(Region::map(fds(&offer).x, 1..=1 << 20, Access::ReadWrite).is_err());
 }
 
 #[test]
 fn a_storm_on_the_bell_does_not_keep_a_worker_from_its_other_business() {
-    let (board, poster) = Board::new(GEOMETRY).unwrap();
+    let (board, producer) = Board::new(GEOMETRY).unwrap();
     let offer = board.seat().unwrap();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {
-                poster.announce(1);
+                producer.announce(1);
             }
         });
         let mut seat = join(&offer).unwrap();
@@ -343,19 +343,19 @@ proptest! {
     fn any_garbage_at_any_time_is_survived(
         writes in prop::collection::vec((0_usize..1 << 10, any::<u32>(), 0_u8..4), 1..64)
     ) {
-        let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+        let (board, mut producer) = Board::new(GEOMETRY).unwrap();
         let offer = board.seat().unwrap();
         let control = control(&offer);
         let words = &control.words()[16..];
         for (index, value, step) in writes {
             words[index % words.len()].store(value, SeqCst);
             match step {
-                0 => { pass(&mut poster); }
-                1 => poster.post(&[1.0; 64], &slices()).unwrap(),
-                2 => (0..poster.slices()).for_each(|index| { poster.state(index); }),
-                _ => poster.finish(),
+                0 => { pass(&mut producer); }
+                1 => producer.post(&[1.0; 64], &slices()).unwrap(),
+                2 => (0..producer.slices()).for_each(|index| { producer.state(index); }),
+                _ => producer.finish(),
             }
         }
-        an_honest_worker_is_served(&board, &mut poster);
+        an_honest_worker_is_served(&board, &mut producer);
     }
 }

@@ -57,12 +57,12 @@ fn work(seat: &mut Consumer) -> Option<bool> {
 }
 
 /// The sums of a slice if a worker did it in time.
-fn resolve(poster: &mut Producer, index: usize) -> Option<[f32; 2]> {
-    match poster.take_back(index) {
+fn resolve(producer: &mut Producer, index: usize) -> Option<[f32; 2]> {
+    match producer.take_back(index) {
         TakeBack::Taken => None,
         TakeBack::AlreadyDone(_) => {
             let mut sums = [0.0; 2];
-            poster.done(index).map(|done| done.read(0, &mut sums)).ok().map(|()| sums)
+            producer.done(index).map(|done| done.read(0, &mut sums)).ok().map(|()| sums)
         }
     }
 }
@@ -70,11 +70,11 @@ fn resolve(poster: &mut Producer, index: usize) -> Option<[f32; 2]> {
 #[test]
 fn a_slice_is_either_taken_back_or_done_in_time_with_the_sums_of_its_x() {
     check(3, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let worker = thread::spawn(move || work(&mut seat));
-        let sums = resolve(&mut poster, 0);
+        let sums = resolve(&mut producer, 0);
         let in_time = worker.join().unwrap();
         assert_eq!(sums.is_some(), in_time == Some(true));
         assert!(sums.is_none_or(|sums| sums == [2.0, 6.0]));
@@ -85,13 +85,13 @@ fn a_slice_is_either_taken_back_or_done_in_time_with_the_sums_of_its_x() {
 #[test]
 fn a_slice_that_is_seen_to_be_done_has_its_sums() {
     check(3, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let worker = thread::spawn(move || work(&mut seat));
-        if let SliceState::Done(_) = poster.state(0) {
+        if let SliceState::Done(_) = producer.state(0) {
             let mut sums = [0.0; 2];
-            poster.done(0).map(|done| done.read(0, &mut sums)).unwrap();
+            producer.done(0).map(|done| done.read(0, &mut sums)).unwrap();
             assert_eq!(sums, [2.0, 6.0]);
         }
         worker.join().unwrap();
@@ -101,41 +101,41 @@ fn a_slice_that_is_seen_to_be_done_has_its_sums() {
 #[test]
 fn two_workers_share_two_slices_and_do_each_once() {
     check(3, || {
-        let (board, mut poster) = board(2, 2);
+        let (board, mut producer) = board(2, 2);
         let (mut one, mut two) = (join(&board), join(&board));
-        poster.post(&[1.0, 3.0], &[slice(0), slice(1)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0), slice(1)]).unwrap();
         let other = thread::spawn(move || [work(&mut one), work(&mut one)]);
         let mine = [work(&mut two), work(&mut two)];
         let all = [mine, other.join().unwrap()].concat();
         assert_eq!(all.iter().filter(|done| **done == Some(true)).count(), 2, "{all:?}");
-        assert_eq!(resolve(&mut poster, 0), Some([2.0, 6.0]));
-        assert_eq!(resolve(&mut poster, 1), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut producer, 0), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut producer, 1), Some([2.0, 6.0]));
     });
 }
 
 #[test]
 fn two_workers_never_both_do_one_slice() {
     check(3, || {
-        let (board, mut poster) = board(1, 2);
+        let (board, mut producer) = board(1, 2);
         let (mut one, mut two) = (join(&board), join(&board));
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let other = thread::spawn(move || work(&mut one));
         let both = [work(&mut two), other.join().unwrap()];
         assert_eq!(both.iter().filter(|done| **done == Some(true)).count(), 1, "{both:?}");
-        assert_eq!(resolve(&mut poster, 0), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut producer, 0), Some([2.0, 6.0]));
     });
 }
 
 #[test]
 fn a_late_worker_spoils_nothing_of_the_next_job() {
     check(2, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         // The worker may claim either job, or both; timely sums of the second must belong to the second.
         let worker = thread::spawn(move || (work(&mut seat), work(&mut seat)));
-        poster.post(&[5.0, 7.0], &[slice(0)]).unwrap();
-        let sums = resolve(&mut poster, 0);
+        producer.post(&[5.0, 7.0], &[slice(0)]).unwrap();
+        let sums = resolve(&mut producer, 0);
         assert!(sums.is_none_or(|sums| sums == [10.0, 14.0]), "{sums:?}");
         worker.join().unwrap();
         assert_eq!(board.stats().violations, 0);
@@ -145,17 +145,17 @@ fn a_late_worker_spoils_nothing_of_the_next_job() {
 #[test]
 fn a_claimed_descriptor_is_never_half_of_one_job_and_half_of_another() {
     check(2, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
         let first = Slice { image: 1, module: 1, last_rank: 11, ..slice(0) };
         let second = Slice { image: 2, module: 2, last_rank: 12, ..slice(0) };
-        poster.post(&[1.0, 3.0], &[first]).unwrap();
+        producer.post(&[1.0, 3.0], &[first]).unwrap();
         let worker = thread::spawn(move || {
             if let Some(claim) = seat.claim(|_, _| true) {
                 assert!([first, second].contains(claim.slice()), "{:?}", claim.slice());
             }
         });
-        poster.post(&[1.0, 3.0], &[second]).unwrap();
+        producer.post(&[1.0, 3.0], &[second]).unwrap();
         worker.join().unwrap();
     });
 }
@@ -163,30 +163,30 @@ fn a_claimed_descriptor_is_never_half_of_one_job_and_half_of_another() {
 #[test]
 fn a_job_that_is_posted_while_a_worker_goes_to_sleep_wakes_it() {
     check(3, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
         let worker = thread::spawn(move || {
             while seat.wait(Duration::ZERO) != WakeReason::Job {}
             work(&mut seat)
         });
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         assert_eq!(worker.join().unwrap(), Some(true));
-        assert_eq!(resolve(&mut poster, 0), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut producer, 0), Some([2.0, 6.0]));
     });
 }
 
 #[test]
 fn an_announcement_wakes_and_the_job_after_it_is_not_missed() {
     check(3, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
         let worker = thread::spawn(move || {
             while seat.wait(Duration::ZERO) != WakeReason::Job {}
             work(&mut seat)
         });
-        poster.announce(1);
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
-        poster.rest();
+        producer.announce(1);
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.rest();
         assert_eq!(worker.join().unwrap(), Some(true));
     });
 }
@@ -194,7 +194,7 @@ fn an_announcement_wakes_and_the_job_after_it_is_not_missed() {
 #[test]
 fn a_worker_that_is_fenced_while_it_goes_to_sleep_learns_of_it() {
     check(3, || {
-        let (board, _poster) = board(1, 1);
+        let (board, _producer) = board(1, 1);
         let mut seat = join(&board);
         let number = seat.worker();
         let worker = thread::spawn(move || while seat.wait(Duration::ZERO) != WakeReason::Fenced {});
@@ -206,15 +206,15 @@ fn a_worker_that_is_fenced_while_it_goes_to_sleep_learns_of_it() {
 #[test]
 fn what_a_fenced_worker_does_counts_for_nothing_and_blames_nobody() {
     check(3, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
         let number = seat.worker();
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let worker = thread::spawn(move || work(&mut seat));
         board.fence(number);
-        let state = poster.state(0);
+        let state = producer.state(0);
         assert!(matches!(state, SliceState::Open | SliceState::Lost), "{state:?}");
-        assert_eq!(resolve(&mut poster, 0), None);
+        assert_eq!(resolve(&mut producer, 0), None);
         worker.join().unwrap();
         assert_eq!(board.stats().violations, 0);
     });
@@ -223,15 +223,15 @@ fn what_a_fenced_worker_does_counts_for_nothing_and_blames_nobody() {
 #[test]
 fn the_next_worker_on_a_seat_is_not_taken_for_the_one_before() {
     check(3, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut former = join(&board);
         let worker = former.worker();
-        poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
+        producer.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let late = thread::spawn(move || work(&mut former));
         board.fence(worker);
         let mut next = join(&board);
         let done = work(&mut next) == Some(true);
-        let sums = resolve(&mut poster, 0);
+        let sums = resolve(&mut producer, 0);
         assert_eq!(sums, done.then_some([2.0, 6.0]));
         late.join().unwrap();
         assert_eq!(board.stats().violations, 0);
@@ -247,7 +247,7 @@ fn until(word: &AtomicU32, number: u32) {
 #[test]
 fn rows_that_a_device_writes_are_those_its_job_is_summed_of_and_no_next_job_spoils_them() {
     check(2, || {
-        let (board, mut poster) = board(1, 1);
+        let (board, mut producer) = board(1, 1);
         let mut seat = join(&board);
         let words = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
         let (slab, shared) = (board.x_slab(), Arc::clone(&words));
@@ -264,8 +264,8 @@ fn rows_that_a_device_writes_are_those_its_job_is_summed_of_and_no_next_job_spoi
         let [asked, answered] = &*words;
         for (number, wanted) in [(1, [2.0, 6.0]), (2, [10.0, 14.0])] {
             until(asked, number);
-            poster.post_in_place(2, &[slice(0)]).unwrap();
-            let sums = resolve(&mut poster, 0);
+            producer.post_in_place(2, &[slice(0)]).unwrap();
+            let sums = resolve(&mut producer, 0);
             assert!(sums.is_none_or(|sums| sums == wanted), "{sums:?}");
             answered.store(number, Ordering::Release);
         }

@@ -58,7 +58,7 @@ fn an_unload_waits_for_the_last_user_and_frees_the_bytes() {
 fn a_draft_is_there_and_answers_nobody() {
     let budget = budget();
     let mut table = AdapterTable::default();
-    let role = AdapterRole::Drafts { layers: 2, agency: None };
+    let role = AdapterRole::Drafts { layers: 2, factory: None };
     table.insert(ResidentAdapter { role, ..prepared(&budget, A, 10) });
     let refused = table.acquire(A).unwrap_err();
     assert_eq!((refused, table.get(A).unwrap().draft_layers()), (AdapterUseError::Draft(A), 2));

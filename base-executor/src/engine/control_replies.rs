@@ -22,10 +22,10 @@ impl<P: ForwardPass> Engine<P> {
         mut loaded: AdapterLoadOutcome<P::Adapter>,
     ) {
         if let AdapterLoadOutcome::New(prepared) = &mut loaded
-            && let AdapterRole::Drafts { agency, .. } = &mut prepared.role
-            && let Some(agency) = agency.take()
+            && let AdapterRole::Drafts { factory, .. } = &mut prepared.role
+            && let Some(factory) = factory.take()
         {
-            self.appoint(prepared.claim.id(), agency);
+            self.use_draft_adapter(prepared.claim.id(), factory);
         }
         let answer = self.tiers.loaded(&mut self.kv, caller, loaded);
         self.answer(answer);
@@ -48,7 +48,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     pub(super) fn report_unloaded(&mut self, unloaded: &Unloaded) {
-        self.dismiss(unloaded.id);
+        self.stop_draft_adapter(unloaded.id);
         let blocks = self.kv.remove_adapter(unloaded.id);
         let answers = self.tiers.unloaded(&mut self.kv, unloaded);
         failpoint::pass("executor.unload_done");

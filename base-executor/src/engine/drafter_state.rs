@@ -13,7 +13,7 @@ use crate::drafter::SequenceDrafter;
 
 /// A drafter, and the number of tokens of its sequence that it knows.
 pub(super) struct DrafterState {
-    pub(super) author: Box<dyn SequenceDrafter>,
+    pub(super) drafter: Box<dyn SequenceDrafter>,
     pub(super) known: usize,
     /// Draft tree while a part of it is verified.
     pub(super) ahead: Option<DraftAhead>,
@@ -28,7 +28,7 @@ impl DrafterState {
             tracing::trace!(target: PIPELINE, kept = settled.kept, discarded = settled.discarded, "keep");
         }
         stats.kept += settled.kept as u64;
-        let Ok(()) = self.author.accept(said);
+        let Ok(()) = self.drafter.accept(said);
         self.known = text.len();
         settled
     }
@@ -36,6 +36,6 @@ impl DrafterState {
 
 impl fmt::Debug for DrafterState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Commission").field("known", &self.known).finish_non_exhaustive()
+        f.debug_struct("DrafterState").field("known", &self.known).finish_non_exhaustive()
     }
 }

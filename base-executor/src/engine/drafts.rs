@@ -51,12 +51,12 @@ pub struct Drafts {
     own: DraftAdapterMode,
     learned: LruTable<AcceptanceKey, AcceptanceStats>,
     step_cost: StepCost,
-    pub(super) allowance: DraftBudget,
+    pub(super) budget: DraftBudget,
     /// Number of steps since a drafter model was used.
     pub(super) unasked: u32,
     forks: Vec<BranchBlocks>,
     last_step: LastStepStats,
-    pub(super) writers: OverlappedDrafters,
+    pub(super) overlapped: OverlappedDrafters,
     /// Another rule for the amount of verification, for comparison.
     pub(super) rule: Option<BaselineRule>,
     /// Whether slow drafts are kept, and continue while a step waits for its weights.
@@ -89,12 +89,12 @@ impl Default for Drafts {
             own: DraftAdapterMode::No,
             learned: LruTable::new(MAX_REMEMBERED),
             step_cost: StepCost::default(),
-            allowance: DraftBudget::default(),
+            budget: DraftBudget::default(),
             // The first opportunity is a probe.
             unasked: PROBE_STEPS,
             forks: Vec::new(),
             last_step: LastStepStats::default(),
-            writers: OverlappedDrafters::default(),
+            overlapped: OverlappedDrafters::default(),
             rule: None,
             goes_on: true,
         }
@@ -126,9 +126,9 @@ impl Drafts {
         Self { goes_on: false, ..self }
     }
 
-    fn agency(&mut self) -> Option<&mut DrafterFactory> {
+    fn factory(&mut self) -> Option<&mut DrafterFactory> {
         match &mut self.own {
-            DraftAdapterMode::Last(Some((_, agency))) => Some(agency),
+            DraftAdapterMode::Last(Some((_, factory))) => Some(factory),
             DraftAdapterMode::Last(None) | DraftAdapterMode::No => self.usual.as_mut(),
         }
     }
@@ -149,20 +149,20 @@ impl Drafts {
     }
 
     /// Returns the drafter of a sequence, and creates it first if needed; `None` without drafting.
-    pub(super) fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<DrafterState> {
-        if sequence.commission.is_none() {
+    pub(super) fn take_drafter<A>(&mut self, sequence: &mut Sequence<A>) -> Option<DrafterState> {
+        if sequence.drafter_state.is_none() {
             let learned = self.learned.of(&sequence.whose()).clone();
             let text = sequence.text();
-            let (author, known) = (self.agency()?.author(text, learned), text.len());
-            sequence.commission = Some(DrafterState { author, known, ahead: None });
+            let (drafter, known) = (self.factory()?.make(text, learned), text.len());
+            sequence.drafter_state = Some(DrafterState { drafter, known, ahead: None });
         }
-        sequence.commission.take()
+        sequence.drafter_state.take()
     }
 
     /// Keeps the statistics of an ended sequence for later ones.
     pub(super) fn remember<A>(&mut self, sequence: &mut Sequence<A>) {
-        if let Some(commission) = sequence.commission.take()
-            && let Some(learned) = commission.author.learned()
+        if let Some(state) = sequence.drafter_state.take()
+            && let Some(learned) = state.drafter.learned()
         {
             *self.learned.of(&sequence.whose()) = learned;
         }
@@ -172,13 +172,13 @@ impl Drafts {
     pub(super) fn record_verification(
         &mut self,
         stats: &mut SpeculationStats,
-        commission: Option<&DrafterState>,
+        state: Option<&DrafterState>,
         (tree, verdict): (&TokenTree, &VerificationResult),
     ) {
         let &VerificationResult { correct, all, .. } = verdict;
         tracing::trace!(target: PIPELINE, correct, all, "verdict");
         self.rule.iter_mut().for_each(|rule| rule.learn(verdict));
-        let of_model = |node| commission.is_some_and(|commission| commission.author.is_of_model(tree, node));
+        let of_model = |node| state.is_some_and(|state| state.drafter.is_of_model(tree, node));
         let drafted = tree.nodes().filter(|&node| of_model(node)).count();
         let accepted = verdict.accepted.iter().filter(|&&node| of_model(node)).count();
         stats.verifications += 1;
@@ -190,7 +190,7 @@ impl Drafts {
         stats.model_accepted += accepted as u64;
         if let Some(step) = &self.last_step.step {
             let token_s = step.plain_s() / step.sequences.max(1) as f64;
-            self.allowance.earn(token_s * accepted as f64 - step.cost.alpha * drafted as f64);
+            self.budget.earn(token_s * accepted as f64 - step.cost.alpha * drafted as f64);
         }
     }
 
@@ -215,8 +215,8 @@ impl Drafts {
     pub(super) fn fill_stats(&self, stats: &mut SpeculationStats) {
         stats.least_confidence = self.last_step.least_confidence as f32;
         (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
-            (DraftAdapterMode::Last(Some((id, agency))), _) => (agency.kind(), id.0),
-            (_, Some(agency)) => (agency.kind(), [0; 32]),
+            (DraftAdapterMode::Last(Some((id, factory))), _) => (factory.kind(), id.0),
+            (_, Some(factory)) => (factory.kind(), [0; 32]),
             (_, None) => (DraftKind::Nobody, [0; 32]),
         };
     }
@@ -232,7 +232,7 @@ impl<P: ForwardPass> Engine<P> {
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
         let mut step = StepEstimate { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
-        self.drafts.allowance.add_step(step.plain_s());
+        self.drafts.budget.add_step(step.plain_s());
         self.drafts.unasked = self.drafts.unasked.saturating_add(1);
         let mut growing = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
@@ -245,8 +245,8 @@ impl<P: ForwardPass> Engine<P> {
         let mut trees = Vec::new();
         for one in growing {
             let portion = one.portion;
-            let (commission, tree) = self.drafts.finish(one);
-            self.queues.running_mut(plan[portion].sequence).commission = Some(commission);
+            let (state, tree) = self.drafts.finish(one);
+            self.queues.running_mut(plan[portion].sequence).drafter_state = Some(state);
             if !tree.is_empty() {
                 trees.push((portion, tree));
             }
@@ -299,44 +299,44 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Lets the drafters of `plan` continue during its pass over `rows` rows.
-    pub(super) fn lend_writers(&mut self, plan: &[ScheduledTokens], rows: usize) {
+    pub(super) fn begin_overlapped_drafting(&mut self, plan: &[ScheduledTokens], rows: usize) {
         let (takes, queues) = (self.drafts.takes(rows), &mut self.queues);
-        let authors = plan.iter().filter_map(|portion| {
-            let commission = &mut queues.running_mut(portion.sequence).commission;
-            Some((portion.sequence, commission.take_if(|commission| commission.ahead.is_some())?))
+        let drafters = plan.iter().filter_map(|portion| {
+            let state = &mut queues.running_mut(portion.sequence).drafter_state;
+            Some((portion.sequence, state.take_if(|state| state.ahead.is_some())?))
         });
-        self.drafts.writers.begin(authors, takes);
+        self.drafts.overlapped.begin(drafters, takes);
     }
 
     /// Returns the drafters to their sequences.
-    pub(super) fn take_back_writers(&mut self) {
-        for (sequence, commission) in self.drafts.writers.end() {
-            self.queues.running_mut(sequence).commission = Some(commission);
+    pub(super) fn end_overlapped_drafting(&mut self) {
+        for (sequence, state) in self.drafts.overlapped.end() {
+            self.queues.running_mut(sequence).drafter_state = Some(state);
         }
     }
 
     /// Uses this draft adapter from now on, if allowed, instead of the previous one.
-    pub(super) fn appoint(&mut self, id: AdapterId, agency: DrafterFactory) {
+    pub(super) fn use_draft_adapter(&mut self, id: AdapterId, factory: DrafterFactory) {
         if let DraftAdapterMode::Last(last) = &mut self.drafts.own {
-            let before = last.replace((id, agency));
+            let before = last.replace((id, factory));
             tracing::info!(adapter = %id, "a draft adapter is in use");
-            self.dismiss_authors();
+            self.drop_drafters();
             drop(before);
         }
     }
 
     /// Stops drafting with an unloaded draft adapter.
-    pub(super) fn dismiss(&mut self, id: AdapterId) {
+    pub(super) fn stop_draft_adapter(&mut self, id: AdapterId) {
         if let DraftAdapterMode::Last(last) = &mut self.drafts.own
             && let Some(before) = last.take_if(|(drafts, _)| *drafts == id)
         {
-            self.dismiss_authors();
+            self.drop_drafters();
             drop(before);
         }
     }
 
     /// Ends all drafters and keeps their statistics.
-    fn dismiss_authors(&mut self) {
+    fn drop_drafters(&mut self) {
         for sequence in self.queues.iter_mut() {
             self.drafts.remember(sequence);
         }

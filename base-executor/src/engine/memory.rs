@@ -37,7 +37,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Offloads one block more than the step fills, so that offloading never falls behind.
     pub(super) fn run_transfers(&mut self, tokens: usize) {
         self.tiers.device.apply_evictions(&mut self.kv);
-        self.kv.set_spill_capacity(self.below.free_blocks(self.clock.now()));
+        self.kv.set_spill_capacity(self.offload.free_blocks(self.clock.now()));
         if tokens > 0 {
             self.kv.spill(tokens / BLOCK_TOKENS + 1);
         } else {
@@ -48,12 +48,12 @@ impl<P: ForwardPass> Engine<P> {
         for copy in self.kv.take_copies() {
             match copy {
                 TierCopy::Out { node, block, slots } => self.carry_out(node, block, slots),
-                TierCopy::Hasten { node } => self.below.raise_priority(node),
+                TierCopy::Hasten { node } => self.offload.raise_priority(node),
                 TierCopy::In { node, block, tier, slot, class } => {
-                    let at_hand = self.below.at_hand(node, tier, slot);
+                    let at_hand = self.offload.at_hand(node, tier, slot);
                     match self.kv.record(node, now_s()) {
                         Some(record) if at_hand.is_none() && tier == Tier::Disk => {
-                            self.below.read(ReadRequest { node, block, slot, record, class });
+                            self.offload.read(ReadRequest { node, block, slot, record, class });
                         }
                         _ => self.carry_in(node, block, at_hand.as_ref().map(|bytes| &***bytes)),
                     }
@@ -65,9 +65,9 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
-        let Some(mut bytes) = self.below.block() else {
+        let Some(mut bytes) = self.offload.block() else {
             // The next block would not get memory either.
-            self.below.pause(self.clock.now());
+            self.offload.pause(self.clock.now());
             return self.not_carried_out(node);
         };
         let read = self.computing.pass.read_block(block, &mut bytes);
@@ -78,11 +78,11 @@ impl<P: ForwardPass> Engine<P> {
         failpoint::pass("executor.block_taken");
         let [host, disk] = slots;
         if let Some(slot) = host {
-            self.below.keep(node, slot, Arc::clone(&bytes));
+            self.offload.keep(node, slot, Arc::clone(&bytes));
             self.kv.copied_out(node, Tier::Host, CopyOutcome::Done);
         }
         if let Some(slot) = disk {
-            self.below.write(node, slot, record, bytes);
+            self.offload.write(node, slot, record, bytes);
         }
     }
 
@@ -103,7 +103,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Handles the end of a copy from or to the file.
     pub(super) fn file_copied(&mut self, copy: &FileCopy) {
-        self.below.ended(copy, self.clock.now());
+        self.offload.ended(copy, self.clock.now());
         match copy {
             FileCopy::Written { node, outcome, .. } => self.kv.copied_out(*node, Tier::Disk, *outcome),
             FileCopy::Read { node, block, bytes } => self.carry_in(*node, *block, bytes.as_deref()),
@@ -124,7 +124,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Whether all blocks that a restart may need are on the disk, as far as the disk takes them.
     pub(super) fn is_kept(&self) -> bool {
-        self.below.is_kept(self.kv.unspilled(), self.clock.now())
+        self.offload.is_kept(self.kv.unspilled(), self.clock.now())
     }
 
     pub(super) fn memory_stats(&self) -> MemoryStats {
@@ -135,7 +135,7 @@ impl<P: ForwardPass> Engine<P> {
         shares.sort_unstable_by_key(|share| (std::cmp::Reverse(share.blocks), share.owner));
         shares.truncate(MAX_SHARES);
         MemoryStats {
-            block_bytes: self.below.block_bytes() as u64,
+            block_bytes: self.offload.block_bytes() as u64,
             adapter_blocks: count(counts.adapters),
             host_blocks_total: count(host_total),
             host_blocks_used: count(host_used),

@@ -126,7 +126,7 @@ impl<P: ForwardPass> ModelRunner<P> {
         meanwhile: (&mut OverlappedDrafters, &mut SpeculationStats),
         clock: &dyn Clock,
     ) -> Result<(), StepFailed> {
-        let (writers, stats) = meanwhile;
+        let (drafters, stats) = meanwhile;
         let computed = catch_unwind(AssertUnwindSafe(|| {
             assert_eq!(
                 failpoint::hit("executor.before_step"),
@@ -137,7 +137,7 @@ impl<P: ForwardPass> ModelRunner<P> {
                 Some(layers) => &mut layers.dispatcher,
                 None => &mut NoHooks,
             };
-            let mut hooks = DraftingHooks { hooks, writers, stats, clock };
+            let mut hooks = DraftingHooks { hooks, drafters, stats, clock };
             self.pass.forward_with_hooks(batch, &mut self.logits, &mut hooks)
         }));
         match computed {

@@ -1,7 +1,7 @@
 //! Drafting while the pass waits for streamed weights (EdgeLLM §III-D, L-10, L-11).
 //!
 //! ```text
-//!   disk     | floor 7     | floor 8     | floor 9     |
+//!   disk     | chunk 7     | chunk 8     | chunk 9     |
 //!   pass     wait     | 7 | wait    | 8 | wait    | 9 |     one thread: it computes a layer chunk,
 //!   draft    |step|step|   |step|       |step|              or drafts, never both at once
 //! ```
@@ -39,7 +39,7 @@ pub(super) enum DraftPhase {
 
 /// A drafter whose runs are timed.
 pub(super) struct TimedDrafter<'a> {
-    pub(super) author: &'a mut dyn SequenceDrafter,
+    pub(super) drafter: &'a mut dyn SequenceDrafter,
     pub(super) time: &'a mut DraftDeadline,
     pub(super) clock: &'a dyn Clock,
     pub(super) moment: DraftPhase,
@@ -49,12 +49,12 @@ impl Draft for TimedDrafter<'_> {
     type Error = std::convert::Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Self::Error> {
-        self.author.accept(tokens)
+        self.drafter.accept(tokens)
     }
 
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Self::Error> {
         let begun = self.clock.now();
-        let guesses = self.author.guesses(tree, at);
+        let guesses = self.drafter.guesses(tree, at);
         let took = self.clock.now().saturating_duration_since(begun);
         self.time.observe(took);
         let (ahead, took_ns) = (self.moment == DraftPhase::Meanwhile, took.as_nanos() as u64);
@@ -67,23 +67,23 @@ impl Draft for TimedDrafter<'_> {
 #[derive(Debug, Default)]
 pub(super) struct OverlappedDrafters {
     /// Drafters, each with its sequence's index among the running ones.
-    authors: Vec<(usize, DrafterState)>,
+    drafters: Vec<(usize, DrafterState)>,
     /// Number of drafters, from the first, that may have more tokens.
     open: usize,
     pub(super) time: DraftDeadline,
 }
 
 impl OverlappedDrafters {
-    /// Starts a pass of about `takes`; `authors` come with the indices of their running sequences.
-    pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, DrafterState)>, takes: Duration) {
-        self.authors.extend(authors);
-        self.open = self.authors.len();
+    /// Starts a pass of about `takes`; `drafters` come with the indices of their running sequences.
+    pub(super) fn begin(&mut self, drafters: impl Iterator<Item = (usize, DrafterState)>, takes: Duration) {
+        self.drafters.extend(drafters);
+        self.open = self.drafters.len();
         self.time.begin(takes);
     }
 
     /// Ends the pass and returns the drafters.
     pub(super) fn end(&mut self) -> impl Iterator<Item = (usize, DrafterState)> {
-        self.authors.drain(..)
+        self.drafters.drain(..)
     }
 
     /// Drafts until `wait` is over, or until another run would prolong it.
@@ -107,35 +107,34 @@ impl OverlappedDrafters {
 
     /// Reopens all drafters, because they may know more by now or have more time.
     fn reopen(&mut self) {
-        self.open = self.authors.len();
-        let trees = self.authors.iter_mut().filter_map(|(_, commission)| commission.ahead.as_mut());
+        self.open = self.drafters.len();
+        let trees = self.drafters.iter_mut().filter_map(|(_, state)| state.ahead.as_mut());
         trees.for_each(DraftAhead::reopen);
     }
 
     /// Adds one token to the most confident tree within `left`; returns false if the tree cannot grow.
     fn step(&mut self, left: Duration, clock: &dyn Clock) -> bool {
-        let confidence = |commission: &DrafterState| {
-            commission.ahead.as_ref().map_or(0.0, |ahead| ahead.tree().tree_confidence())
-        };
-        let open = self.authors[..self.open].iter().enumerate();
+        let confidence =
+            |state: &DrafterState| state.ahead.as_ref().map_or(0.0, |ahead| ahead.tree().tree_confidence());
+        let open = self.drafters[..self.open].iter().enumerate();
         let best = open.max_by(|a, b| confidence(&a.1.1).total_cmp(&confidence(&b.1.1)));
         let Some((index, _)) = best else { return false };
-        let DrafterState { author, ahead, .. } = &mut self.authors[index].1;
-        author.read_ahead(left.as_secs_f64());
-        let left_s = left.saturating_sub(author.take_spent()).as_secs_f64();
-        author.set_price(DraftCost::Free { left_s });
+        let DrafterState { drafter, ahead, .. } = &mut self.drafters[index].1;
+        drafter.read_ahead(left.as_secs_f64());
+        let left_s = left.saturating_sub(drafter.take_spent()).as_secs_f64();
+        drafter.set_price(DraftCost::Free { left_s });
         let mut timed = TimedDrafter {
-            author: &mut **author,
+            drafter: &mut **drafter,
             time: &mut self.time,
             clock,
             moment: DraftPhase::Meanwhile,
         };
         let Ok(has_grown) = ahead.as_mut().map_or(Ok(false), |ahead| ahead.step(&mut timed));
         // The pass was idle, so this time is not charged.
-        let _ = author.take_spent();
+        let _ = drafter.take_spent();
         if !has_grown {
             self.open -= 1;
-            self.authors.swap(index, self.open);
+            self.drafters.swap(index, self.open);
         }
         has_grown
     }
@@ -144,7 +143,7 @@ impl OverlappedDrafters {
 /// Hooks of a pass that also run drafters while it waits.
 pub(super) struct DraftingHooks<'a> {
     pub(super) hooks: &'a mut dyn PassHooks,
-    pub(super) writers: &'a mut OverlappedDrafters,
+    pub(super) drafters: &'a mut OverlappedDrafters,
     pub(super) stats: &'a mut SpeculationStats,
     pub(super) clock: &'a dyn Clock,
 }
@@ -167,6 +166,6 @@ impl PassHooks for DraftingHooks<'_> {
     }
 
     fn while_waiting(&mut self, wait: &dyn PendingWeights) {
-        self.writers.resume(wait, self.clock, self.stats);
+        self.drafters.resume(wait, self.clock, self.stats);
     }
 }

@@ -44,7 +44,7 @@ impl<P: ForwardPass> Engine<P> {
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
         self.ask_guides(plan);
-        self.lend_writers(plan, rows);
+        self.begin_overlapped_drafting(plan, rows);
         let running = self.queues.running();
         let slices =
             |portion: &ScheduledTokens| running[portion.sequence].slices(portion.count, portion.logits);
@@ -57,14 +57,14 @@ impl<P: ForwardPass> Engine<P> {
             failpoint::pass("executor.prefill_chunk");
         }
         let begin = self.clock.now();
-        let meanwhile = (&mut self.drafts.writers, &mut self.stats.speculation);
+        let meanwhile = (&mut self.drafts.overlapped, &mut self.stats.speculation);
         let computed = self.computing.run(&batch, meanwhile, &*self.clock);
         let took = self.clock.now().saturating_duration_since(begin);
         self.tiers.device.observe(rows, took);
         if plan.iter().all(decodes) {
             self.drafts.observe(rows, took);
         }
-        self.take_back_writers();
+        self.end_overlapped_drafting();
         computed
     }
 
@@ -157,7 +157,7 @@ impl<P: ForwardPass> Engine<P> {
                 if sequence.is_replay() {
                     return Some(output);
                 }
-                drafts.record_verification(stats, sequence.commission.as_ref(), (&tree, &verdict));
+                drafts.record_verification(stats, sequence.drafter_state.as_ref(), (&tree, &verdict));
                 if let Some(id) = sequence.adapter_id() {
                     tiers.host.note_verified(id, tree.len(), verdict.accepted.len());
                 }

@@ -123,7 +123,7 @@ pub(super) struct Sequence<A> {
     /// Draft tree of the next step.
     pub(super) grown: Option<DraftTree>,
     /// Drafter of the sequence, once it has one.
-    pub(super) commission: Option<DrafterState>,
+    pub(super) drafter_state: Option<DrafterState>,
     is_admitted: bool,
     /// Time it waited for its adapter to reach the device, in microseconds.
     load_wait_us: u64,
@@ -164,7 +164,7 @@ impl<A> Sequence<A> {
             counts,
             cursor: trail.root(),
             grown: None,
-            commission: None,
+            drafter_state: None,
             is_admitted: false,
             load_wait_us: 0,
             fetched: OffloadFetch::Nothing,

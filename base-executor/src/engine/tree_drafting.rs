@@ -23,9 +23,9 @@ use crate::drafter::SequenceDrafter;
 pub(super) struct TreeInProgress {
     /// Index of the sequence in the plan.
     pub(super) portion: usize,
-    commission: DrafterState,
+    state: DrafterState,
     tree: TokenTree,
-    pacer: BranchSelector,
+    selector: BranchSelector,
     /// Maximum number of its tokens that the step verifies.
     max_tokens: usize,
     /// Whether the tree may still grow.
@@ -35,13 +35,13 @@ pub(super) struct TreeInProgress {
 impl TreeInProgress {
     /// Opens already drafted branches, and announces the next question to the drafter.
     fn prefetch_next(&mut self) {
-        let author = &mut *self.commission.author;
+        let drafter = &mut *self.state.drafter;
         while self.tree.len() < self.max_tokens {
-            match self.pacer.next_action(&self.tree) {
+            match self.selector.next_action(&self.tree) {
                 ExpandAction::Open => {
-                    let Ok(_) = self.pacer.step(&mut self.tree, author);
+                    let Ok(_) = self.selector.step(&mut self.tree, drafter);
                 }
-                ExpandAction::Ask(at) => return author.prefetch_logits(&self.tree, at),
+                ExpandAction::Ask(at) => return drafter.prefetch_logits(&self.tree, at),
                 ExpandAction::End => return,
             }
         }
@@ -51,8 +51,8 @@ impl TreeInProgress {
     fn step(&mut self, drafts: &mut Drafts, clock: &dyn Clock) {
         self.is_open = self.tree.len() < self.max_tokens;
         if self.is_open {
-            let mut timed = drafts.timed(&mut *self.commission.author, clock);
-            let Ok(has_grown) = self.pacer.step(&mut self.tree, &mut timed);
+            let mut timed = drafts.timed(&mut *self.state.drafter, clock);
+            let Ok(has_grown) = self.selector.step(&mut self.tree, &mut timed);
             self.is_open = has_grown;
         }
     }
@@ -66,9 +66,9 @@ impl Drafts {
         stats: &mut SpeculationStats,
     ) -> Option<TreeInProgress> {
         let max_tokens = self.max_tokens.min(sequence.left().saturating_sub(1));
-        let mut commission = self.commission(sequence)?;
-        let RerootedDraft { tree, pacer, .. } = commission.reconcile(sequence.text(), stats);
-        Some(TreeInProgress { portion, commission, tree, pacer, max_tokens, is_open: true })
+        let mut state = self.take_drafter(sequence)?;
+        let RerootedDraft { tree, selector, .. } = state.reconcile(sequence.text(), stats);
+        Some(TreeInProgress { portion, state, tree, selector, max_tokens, is_open: true })
     }
 
     /// Grows the trees until no further question is worth its time for the step. The n-gram table costs
@@ -80,12 +80,12 @@ impl Drafts {
         clock: &dyn Clock,
     ) {
         if let Some(rule) = self.rule {
-            for TreeInProgress { commission, tree, pacer, max_tokens, .. } in growing {
-                self.read_ahead(&mut *commission.author, step);
-                commission.author.set_price(DraftCost::Free { left_s: f64::INFINITY });
-                let mut timed = self.timed(&mut *commission.author, clock);
-                let Ok(()) = rule.grow(tree, (pacer, &mut timed), *max_tokens);
-                self.spend(&mut *commission.author, step);
+            for TreeInProgress { state, tree, selector, max_tokens, .. } in growing {
+                self.read_ahead(&mut *state.drafter, step);
+                state.drafter.set_price(DraftCost::Free { left_s: f64::INFINITY });
+                let mut timed = self.timed(&mut *state.drafter, clock);
+                let Ok(()) = rule.grow(tree, (selector, &mut timed), *max_tokens);
+                self.spend(&mut *state.drafter, step);
             }
             return;
         }
@@ -95,32 +95,32 @@ impl Drafts {
             }
             for one in growing.iter_mut().filter(|one| one.is_open) {
                 if level == 0 {
-                    self.read_ahead(&mut *one.commission.author, step);
+                    self.read_ahead(&mut *one.state.drafter, step);
                 }
-                let price = self.price(step, one.commission.author.owed_s());
-                one.commission.author.set_price(price);
+                let price = self.price(step, one.state.drafter.owed_s());
+                one.state.drafter.set_price(price);
                 one.prefetch_next();
             }
             for one in growing.iter_mut().filter(|one| one.is_open) {
                 one.step(self, clock);
-                self.spend(&mut *one.commission.author, step);
+                self.spend(&mut *one.state.drafter, step);
             }
         }
     }
 
     /// Ends the growth of a tree, and returns its likeliest tokens, at most as many as a step verifies.
     pub(super) fn finish(&self, growing: TreeInProgress) -> (DrafterState, TokenTree) {
-        let TreeInProgress { mut commission, tree, pacer, max_tokens, .. } = growing;
+        let TreeInProgress { mut state, tree, selector, max_tokens, .. } = growing;
         let proposed = tree.pruned(tree.likeliest(max_tokens));
-        let goes_on = self.goes_on && commission.author.takes_time();
-        commission.ahead = goes_on.then(|| DraftAhead::new(tree, pacer));
-        (commission, proposed)
+        let goes_on = self.goes_on && state.drafter.takes_time();
+        state.ahead = goes_on.then(|| DraftAhead::new(tree, selector));
+        (state, proposed)
     }
 
     /// Lets a drafter prefill pending text, in the time that announced predictions leave.
-    fn read_ahead(&mut self, author: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
-        author.read_ahead((step.spare_s().min(self.allowance.left_s()) - author.owed_s()).max(0.0));
-        self.spend(author, step);
+    fn read_ahead(&mut self, drafter: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
+        drafter.read_ahead((step.spare_s().min(self.budget.left_s()) - drafter.owed_s()).max(0.0));
+        self.spend(drafter, step);
     }
 
     /// Returns the price of the next prediction, when announced ones need `owed_s` seconds.
@@ -129,24 +129,24 @@ impl Drafts {
         // Only one probe runs at a time.
         let is_due = self.unasked >= PROBE_STEPS && owed_s == 0.0;
         let probe = if is_due { ProbePolicy::Due } else { ProbePolicy::No };
-        DraftCost::Worth { step, left_s: (self.allowance.left_s() - owed_s).max(0.0), probe }
+        DraftCost::Worth { step, left_s: (self.budget.left_s() - owed_s).max(0.0), probe }
     }
 
     /// Charges a drafter's time to `step`.
-    fn spend(&mut self, author: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
-        let spent_s = author.take_spent().as_secs_f64();
+    fn spend(&mut self, drafter: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
+        let spent_s = drafter.take_spent().as_secs_f64();
         step.drafting_s += spent_s;
-        self.allowance.spend(spent_s);
-        if author.was_asked() {
+        self.budget.spend(spent_s);
+        if drafter.was_asked() {
             self.unasked = 0;
         }
     }
 
     fn timed<'a>(
         &'a mut self,
-        author: &'a mut dyn SequenceDrafter,
+        drafter: &'a mut dyn SequenceDrafter,
         clock: &'a dyn Clock,
     ) -> TimedDrafter<'a> {
-        TimedDrafter { author, time: &mut self.writers.time, clock, moment: DraftPhase::Before }
+        TimedDrafter { drafter, time: &mut self.overlapped.time, clock, moment: DraftPhase::Before }
     }
 }

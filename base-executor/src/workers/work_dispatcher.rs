@@ -90,7 +90,7 @@ impl JobIo for HostJobIo<'_> {
 #[derive(Debug)]
 pub(super) struct WorkDispatcher {
     board: Board,
-    poster: Producer,
+    producer: Producer,
     waits: Arc<WaitTime>,
     wanted: Arc<AtomicUsize>,
     /// Rows of the job, without rows of other adapters between them.
@@ -117,13 +117,13 @@ struct MissedWaits {
 impl WorkDispatcher {
     pub(super) fn new(
         board: Board,
-        poster: Producer,
+        producer: Producer,
         waits: Arc<WaitTime>,
         wanted: Arc<AtomicUsize>,
     ) -> Self {
         Self {
             board,
-            poster,
+            producer,
             waits,
             wanted,
             x: Vec::new(),
@@ -155,7 +155,8 @@ impl WorkDispatcher {
 
     fn append(&mut self, rows: &[f32]) -> Option<usize> {
         let place = self.x.len();
-        (place + rows.len() <= self.poster.geometry().x_elements).then(|| self.x.extend_from_slice(rows))?;
+        (place + rows.len() <= self.producer.geometry().x_elements)
+            .then(|| self.x.extend_from_slice(rows))?;
         Some(place)
     }
 
@@ -164,8 +165,8 @@ impl WorkDispatcher {
         self.slices.clear();
         self.shares.clear();
         self.surplus.clear();
-        let geometry = self.poster.geometry();
-        let slice_rows = slice_rows(asks, self.poster.workers());
+        let geometry = self.producer.geometry();
+        let slice_rows = slice_rows(asks, self.producer.workers());
         let mut sums_end = 0;
         for (index, (ask, place)) in asks.iter().zip(&self.places).enumerate() {
             for first in (0..ask.rows).step_by(slice_rows) {
@@ -192,7 +193,7 @@ impl WorkDispatcher {
         self.places.extend(asks.iter().map(|ask| Some(ask.first_row * width)));
         self.cut(width, asks);
         failpoint::pass("executor.before_post");
-        let posted = self.poster.post_in_place(x_rows * width, &self.slices);
+        let posted = self.producer.post_in_place(x_rows * width, &self.slices);
         self.posted(posted);
     }
 
@@ -242,7 +243,7 @@ impl WorkDispatcher {
         let mut taken = std::mem::take(&mut self.surplus);
         let threads = compute.pool.threads();
         for index in (0..self.shares.len()).rev() {
-            if self.poster.state(index) != SliceState::Open {
+            if self.producer.state(index) != SliceState::Open {
                 continue;
             }
             if self.take_back(index) {
@@ -273,7 +274,7 @@ impl WorkDispatcher {
         for index in 0..self.shares.len() {
             let share = self.shares[index];
             // `help` computed the slice, or it was taken back because its worker is gone.
-            if self.poster.state(index) == SliceState::Taken {
+            if self.producer.state(index) == SliceState::Taken {
                 continue;
             }
             let Some(slice) = self.await_done(index, share.work(asks)) else {
@@ -294,21 +295,21 @@ impl WorkDispatcher {
 
     /// True if the slice now belongs to this process.
     fn take_back(&mut self, index: usize) -> bool {
-        self.poster.take_back(index) == TakeBack::Taken
+        self.producer.take_back(index) == TakeBack::Taken
     }
 
     /// Waits for a claimed slice of `work` multiply-adds, up to the expected time.
     fn await_done(&mut self, index: usize, work: u64) -> Option<SliceSums> {
-        if let SliceState::Claimed(worker) = self.poster.state(index) {
+        if let SliceState::Claimed(worker) = self.producer.state(index) {
             self.wait(index, worker, self.speed.patience(work));
         }
-        if !matches!(self.poster.state(index), SliceState::Done(_)) && self.take_back(index) {
+        if !matches!(self.producer.state(index), SliceState::Done(_)) && self.take_back(index) {
             return None;
         }
-        if let SliceState::Done(worker) = self.poster.state(index) {
+        if let SliceState::Done(worker) = self.producer.state(index) {
             self.strikes.remove(&worker);
         }
-        self.poster.done(index).ok()
+        self.producer.done(index).ok()
     }
 
     /// Polls a slice until it is no longer claimed, or `patience` is over. Each missed wait for the worker
@@ -318,7 +319,7 @@ impl WorkDispatcher {
         let patience = patience / (1 << vain.min(16));
         let begin = Instant::now();
         let mut looks = 0u32;
-        while let SliceState::Claimed(_) = self.poster.state(index) {
+        while let SliceState::Claimed(_) = self.producer.state(index) {
             std::hint::spin_loop();
             looks += 1;
             // Reading the clock costs as much as dozens of polls.
@@ -333,7 +334,7 @@ impl WorkDispatcher {
     /// Counts a missed wait. Fences a worker that finishes nothing for long: it is stuck or malicious.
     fn strike(&mut self, worker: WorkerNumber) {
         let now = Instant::now();
-        if self.strikes.len() >= self.poster.geometry().seats {
+        if self.strikes.len() >= self.producer.geometry().seats {
             // Lost workers never return under their numbers.
             self.strikes.retain(|worker, _| self.board.is_admitted(*worker));
         }
@@ -349,27 +350,27 @@ impl WorkDispatcher {
 
 impl Assist for WorkDispatcher {
     fn helpers(&mut self) -> usize {
-        self.poster.workers()
+        self.producer.workers()
     }
 
     fn begin_pass(&mut self) {
         let workers = match self.wanted.load(Ordering::Relaxed) {
-            0 => self.poster.workers(),
-            wanted => wanted.min(self.poster.workers()),
+            0 => self.producer.workers(),
+            wanted => wanted.min(self.producer.workers()),
         };
-        self.poster.announce(u32::try_from(workers).unwrap_or(u32::MAX));
+        self.producer.announce(u32::try_from(workers).unwrap_or(u32::MAX));
     }
 
     fn end_pass(&mut self) {
-        self.poster.finish();
-        self.poster.rest();
+        self.producer.finish();
+        self.producer.rest();
     }
 
     fn begin(&mut self, x: &Activations, asks: &[PartialSum<'_>]) {
         self.pack(x, asks);
         self.cut(x.width(), asks);
         failpoint::pass("executor.before_post");
-        let posted = self.poster.post(&self.x, &self.slices);
+        let posted = self.producer.post(&self.x, &self.slices);
         self.posted(posted);
     }
 

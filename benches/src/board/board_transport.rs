@@ -23,7 +23,7 @@ const STUCK: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct BoardTransport {
-    poster: Producer,
+    producer: Producer,
     slices: Vec<Slice>,
     sums: Vec<f32>,
     _board: Board,
@@ -42,7 +42,7 @@ impl BoardTransport {
             slices: slices.len(),
             seats: cores.len(),
         };
-        let (board, poster) = Board::new(geometry).context("no board")?;
+        let (board, producer) = Board::new(geometry).context("no board")?;
         let (mut sockets, mut workers) = (Vec::new(), Vec::new());
         for &core in cores {
             let (ours, theirs) = pair()?;
@@ -53,13 +53,13 @@ impl BoardTransport {
             sockets.push(ours);
         }
         let sums = vec![0.0; elements];
-        Ok(Self { poster, slices, sums, _board: board, _sockets: sockets, _workers: workers })
+        Ok(Self { producer, slices, sums, _board: board, _sockets: sockets, _workers: workers })
     }
 
     fn collect(&mut self, index: usize, started: Instant) -> Result<()> {
         let mut looks = 0u32;
         loop {
-            match self.poster.state(index) {
+            match self.producer.state(index) {
                 SliceState::Done(_) => break,
                 SliceState::Open | SliceState::Claimed(_) => spin_loop(),
                 SliceState::Lost | SliceState::Taken => bail!("slice {index} was lost; is a worker gone?"),
@@ -73,7 +73,7 @@ impl BoardTransport {
         let Slice { sums_offset, sums_elements, .. } = self.slices[index];
         let first = usize::try_from(sums_offset).context("an offset within the sums")?;
         let sums = &mut self.sums[first..first + sums_elements as usize];
-        self.poster
+        self.producer
             .done(index)
             .map(|done| done.read(0, sums))
             .with_context(|| format!("the sums of slice {index} are gone"))
@@ -96,18 +96,18 @@ fn seat(board: &Board, worker: &ExecutorEnd) -> Result<()> {
 
 impl RoundTrip for BoardTransport {
     fn begin(&mut self) {
-        self.poster.announce(u32::try_from(self.slices.len()).unwrap_or(u32::MAX));
+        self.producer.announce(u32::try_from(self.slices.len()).unwrap_or(u32::MAX));
     }
 
     fn trip(&mut self, x: &[f32]) -> Result<()> {
         let started = Instant::now();
-        self.poster.post(x, &self.slices).context("the job does not fit the board")?;
+        self.producer.post(x, &self.slices).context("the job does not fit the board")?;
         (0..self.slices.len()).try_for_each(|index| self.collect(index, started))
     }
 
     fn end(&mut self) {
-        self.poster.finish();
-        self.poster.rest();
+        self.producer.finish();
+        self.producer.rest();
     }
 
     fn sums(&self, index: usize) -> f32 {

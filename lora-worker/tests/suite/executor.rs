@@ -25,13 +25,13 @@ pub(crate) const GEOMETRY: Geometry =
 pub(crate) struct BoardExecutor {
     listener: BoardListener,
     pub(crate) board: Board,
-    pub(crate) poster: Producer,
+    pub(crate) producer: Producer,
 }
 
 impl BoardExecutor {
     pub(crate) fn new(place: &WorkerDirectory) -> Self {
-        let (board, poster) = Board::new(GEOMETRY).unwrap();
-        Self { listener: BoardListener::bind(&place.socket()).unwrap(), board, poster }
+        let (board, producer) = Board::new(GEOMETRY).unwrap();
+        Self { listener: BoardListener::bind(&place.socket()).unwrap(), board, producer }
     }
 
     pub(crate) fn hear(&self) -> (ExecutorEnd, u32) {
@@ -87,26 +87,26 @@ impl BoardExecutor {
 
     /// Posts slices over `x` and wakes workers for them.
     pub(crate) fn post(&mut self, x: &[f32], slices: &[Slice]) {
-        self.poster.announce(u32::MAX);
-        self.poster.post(x, slices).unwrap();
+        self.producer.announce(u32::MAX);
+        self.producer.post(x, slices).unwrap();
     }
 
     pub(crate) fn read(&mut self, index: usize, sums: usize) -> Vec<f32> {
-        until("a slice is done", || matches!(self.poster.state(index), SliceState::Done(_)));
+        until("a slice is done", || matches!(self.producer.state(index), SliceState::Done(_)));
         let mut values = vec![f32::NAN; sums];
-        self.poster.done(index).map(|done| done.read(0, &mut values)).unwrap();
+        self.producer.done(index).map(|done| done.read(0, &mut values)).unwrap();
         values
     }
 
     pub(crate) fn take_back(&mut self, index: usize) {
-        assert_eq!(self.poster.take_back(index), TakeBack::Taken);
+        assert_eq!(self.producer.take_back(index), TakeBack::Taken);
     }
 
     pub(crate) fn compute(&mut self, image: u64, work: &SliceWork) -> Vec<f32> {
         let slice = work.slice(image, 0, 0);
         self.post(&work.x, &[slice]);
         let sums = self.read(0, slice.sums_elements as usize);
-        self.poster.rest();
+        self.producer.rest();
         sums
     }
 }

@@ -29,7 +29,7 @@ fn an_adapter_that_is_withdrawn_is_forgotten_and_one_that_replaces_it_is_used() 
     peer.offer(3, &third).unwrap();
     executor.post(&work.x, &[work.slice(1, 0, 0), work.slice(3, 0, 128)]);
     assert_eq!(bits(&executor.read(1, 96)), bits(&work.expected(&third)));
-    assert_eq!(executor.poster.state(0), SliceState::Open);
+    assert_eq!(executor.producer.state(0), SliceState::Open);
     executor.take_back(0);
     assert_eq!(bits(&executor.compute(2, &work)), bits(&work.expected(&second)));
 }

@@ -63,7 +63,7 @@ fn a_worker_outlives_its_executor_and_forgets_all_of_it() {
     let work = SliceWork::of(&SHAPE, 4);
     second.post(&work.x, &[work.slice(1, 0, 0)]);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(second.poster.state(0), SliceState::Open);
+    assert_eq!(second.producer.state(0), SliceState::Open);
     second.take_back(0);
     works(&mut second, &peer);
 }
@@ -131,7 +131,7 @@ fn a_slice_of_a_worker_that_is_killed_is_computed_by_another() {
         assert_eq!(doomed.code(), None, "{moment}");
         assert!(place.has_fired(moment));
         peer.until_gone();
-        assert!(matches!(executor.poster.state(0), SliceState::Claimed(worker) if worker == peer.worker));
+        assert!(matches!(executor.producer.state(0), SliceState::Claimed(worker) if worker == peer.worker));
         executor.take_back(0);
         executor.board.fence(peer.worker);
 
@@ -199,7 +199,7 @@ fn a_stopped_worker_that_was_fenced_changes_nothing_when_it_goes_on() {
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     worker.signal(Signal::CONT);
     peer.until_gone();
-    assert_eq!(executor.poster.state(0), SliceState::Open, "the late end counts for nothing");
+    assert_eq!(executor.producer.state(0), SliceState::Open, "the late end counts for nothing");
     executor.take_back(0);
     let again = executor.seat();
     assert_eq!(again.pid, worker.pid());
@@ -224,12 +224,12 @@ fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
         executor.board.fence(peer.worker);
         for index in 0..slices.len() {
             let mut sums = vec![f32::NAN; 512];
-            match executor.poster.take_back(index) {
+            match executor.producer.take_back(index) {
                 shmproto::board::TakeBack::Taken => continue,
                 shmproto::board::TakeBack::AlreadyDone(_) => {}
             }
             // A done slice is complete.
-            if executor.poster.done(index).map(|done| done.read(0, &mut sums)).is_ok() {
+            if executor.producer.done(index).map(|done| done.read(0, &mut sums)).is_ok() {
                 assert_eq!(bits(&sums), expected);
             }
         }

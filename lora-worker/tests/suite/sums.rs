@@ -91,8 +91,8 @@ fn what_a_worker_does_not_have_it_does_not_claim() {
     slices.push(Slice { image: 9, sums_offset: 1024, ..slices[1] });
     executor.post(&x, &slices);
     assert_eq!(bits(&executor.read(1, 32)), bits(&works[1].expected(&image)));
-    assert_eq!(executor.poster.state(0), SliceState::Open, "no such module");
-    assert_eq!(executor.poster.state(2), SliceState::Open, "no such adapter");
+    assert_eq!(executor.producer.state(0), SliceState::Open, "no such module");
+    assert_eq!(executor.producer.state(2), SliceState::Open, "no such adapter");
     executor.take_back(0);
     executor.take_back(2);
 }
@@ -116,7 +116,7 @@ fn what_a_matrix_does_not_have_is_given_back_and_the_worker_goes_on() {
     ];
     for slice in wrong {
         executor.post(&work.x, &[slice]);
-        until("it is given back", || executor.poster.state(0) == SliceState::Lost);
+        until("it is given back", || executor.producer.state(0) == SliceState::Lost);
         executor.take_back(0);
         assert!(executor.board.is_admitted(peer.worker), "it is the executor that is wrong");
     }

@@ -386,22 +386,22 @@ mod tests {
     #[test]
     fn job_numbers_come_round_and_nobody_notices() {
         let geometry = Geometry { x_elements: 2, sums_elements: 16, slices: 1, seats: 2 };
-        let (board, mut poster) = Board::in_process(geometry).unwrap();
+        let (board, mut producer) = Board::in_process(geometry).unwrap();
         let (mut seat, mut late) =
             (board.seat().unwrap().join_in_process(), board.seat().unwrap().join_in_process());
-        poster.post(&[1.0; 2], &[SLICE]).unwrap();
+        producer.post(&[1.0; 2], &[SLICE]).unwrap();
         // The late claim names job 1, a number that comes again.
         let claim = late.claim(|_, _| true).unwrap();
-        poster.finish();
-        poster.job = JobNumber(u32::MAX - 2);
+        producer.finish();
+        producer.job = JobNumber(u32::MAX - 2);
         for job in [u32::MAX - 1, u32::MAX, 1, 2] {
-            poster.post(&[1.0; 2], &[SLICE]).unwrap();
-            assert_eq!(poster.job, JobNumber(job));
+            producer.post(&[1.0; 2], &[SLICE]).unwrap();
+            assert_eq!(producer.job, JobNumber(job));
             assert!(!claim.is_wanted());
             assert_eq!(seat.wait(Duration::ZERO), WakeReason::Job);
             assert!(seat.claim(|_, _| true).unwrap().done(&[3.0; 2]));
             let mut sums = [0.0; 2];
-            assert_eq!((poster.done(0).map(|done| done.read(0, &mut sums)), sums), (Ok(()), [3.0; 2]));
+            assert_eq!((producer.done(0).map(|done| done.read(0, &mut sums)), sums), (Ok(()), [3.0; 2]));
         }
         assert!(!claim.done(&[9.0; 2]));
         assert_eq!(board.stats().violations, 0);
@@ -410,8 +410,8 @@ mod tests {
     #[test]
     fn a_board_that_has_used_every_generation_seats_nobody() {
         let geometry = Geometry { x_elements: 2, sums_elements: 16, slices: 1, seats: 1 };
-        let (board, poster) = Board::in_process(geometry).unwrap();
-        poster.shared.lock().issued = WorkerNumber::LAST.get() - 1;
+        let (board, producer) = Board::in_process(geometry).unwrap();
+        producer.shared.lock().issued = WorkerNumber::LAST.get() - 1;
         let last = board.seat().unwrap().worker;
         assert_eq!(last, WorkerNumber::LAST);
         assert!(board.fence(last));

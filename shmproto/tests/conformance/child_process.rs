@@ -56,23 +56,23 @@ fn a_worker_in_another_process_does_jobs_until_it_is_killed_and_the_next_one_goe
     if let Ok(offer) = env::var(OFFER) {
         return worker(&offer);
     }
-    let (board, mut poster) = Board::new(GEOMETRY).unwrap();
+    let (board, mut producer) = Board::new(GEOMETRY).unwrap();
     for round in 0..3_u16 {
         let offer = board.seat().unwrap();
         let worker = offer.worker;
         let mut child = start(&offer);
         for job in 0..50_u16 {
             let job = f32::from(round * 100 + job);
-            poster.post(&x(job), &slices(4)).unwrap();
+            producer.post(&x(job), &slices(4)).unwrap();
             for index in 0..4 {
-                wait_for(|| poster.state(index) == SliceState::Done(worker)).unwrap();
-                assert_eq!(sums(&mut poster, index), Some(expected(job, &slice(index as u32))));
+                wait_for(|| producer.state(index) == SliceState::Done(worker)).unwrap();
+                assert_eq!(sums(&mut producer, index), Some(expected(job, &slice(index as u32))));
             }
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        poster.post(&x(0.0), &slices(4)).unwrap();
-        assert_eq!(poster.state(0), SliceState::Open, "nobody is there");
+        producer.post(&x(0.0), &slices(4)).unwrap();
+        assert_eq!(producer.state(0), SliceState::Open, "nobody is there");
         assert!(board.fence(worker));
     }
     // A fenced worker ends by itself.

@@ -112,138 +112,138 @@ fn work_on(mut seat: Consumer) -> u64 {
     }
 }
 
-fn sums(poster: &mut Producer, index: usize) -> Option<Vec<f32>> {
+fn sums(producer: &mut Producer, index: usize) -> Option<Vec<f32>> {
     let mut sums = vec![0.0; 8];
-    poster.done(index).map(|done| done.read(0, &mut sums)).ok().map(|()| sums)
+    producer.done(index).map(|done| done.read(0, &mut sums)).ok().map(|()| sums)
 }
 
 fn a_workers_sums_reach_the_executor<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(3)).unwrap();
+    producer.post(&x(0.0), &slices(3)).unwrap();
     assert_eq!(seat.wait(Duration::ZERO), WakeReason::Job);
     assert_eq!(
         [work(&mut seat), work(&mut seat), work(&mut seat), work(&mut seat)],
         [Some(true), Some(true), Some(true), None]
     );
     for (index, slice) in slices(3).iter().enumerate() {
-        assert_eq!(poster.state(index), SliceState::Done(seat.worker()));
-        assert_eq!(sums(&mut poster, index), Some(expected(0.0, slice)));
+        assert_eq!(producer.state(index), SliceState::Done(seat.worker()));
+        assert_eq!(sums(&mut producer, index), Some(expected(0.0, slice)));
     }
     let stats = board.stats().seats[0];
     assert_eq!((stats.slices, stats.rank_rows, stats.taken_back), (3, 96, 0));
 }
 
 fn what_is_taken_back_is_done_by_nobody_else<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(2)).unwrap();
-    assert_eq!(poster.take_back(1), TakeBack::Taken);
+    producer.post(&x(0.0), &slices(2)).unwrap();
+    assert_eq!(producer.take_back(1), TakeBack::Taken);
     let claim = seat.claim(|_, _| true).unwrap();
     assert!(claim.is_wanted());
-    assert_eq!(poster.take_back(0), TakeBack::Taken);
+    assert_eq!(producer.take_back(0), TakeBack::Taken);
     assert!(!claim.is_wanted());
     assert!(!claim.done(&[9.0; 8]), "too late");
-    assert_eq!((poster.state(0), poster.state(1)), (SliceState::Taken, SliceState::Taken));
-    assert_eq!((sums(&mut poster, 0), work(&mut seat)), (None, None));
+    assert_eq!((producer.state(0), producer.state(1)), (SliceState::Taken, SliceState::Taken));
+    assert_eq!((sums(&mut producer, 0), work(&mut seat)), (None, None));
     assert_eq!((board.stats().seats[0].taken_back, board.stats().violations), (1, 0));
 }
 
 fn what_is_done_cannot_be_taken_back<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(1)).unwrap();
+    producer.post(&x(0.0), &slices(1)).unwrap();
     assert_eq!(work(&mut seat), Some(true));
-    assert_eq!(poster.take_back(0), TakeBack::AlreadyDone(seat.worker()));
-    poster.finish();
-    assert_eq!(sums(&mut poster, 0), Some(expected(0.0, &slice(0))));
+    assert_eq!(producer.take_back(0), TakeBack::AlreadyDone(seat.worker()));
+    producer.finish();
+    assert_eq!(sums(&mut producer, 0), Some(expected(0.0, &slice(0))));
 }
 
 fn a_claim_that_is_dropped_is_lost_and_the_worker_goes_on<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(2)).unwrap();
+    producer.post(&x(0.0), &slices(2)).unwrap();
     seat.claim(|_, _| true).unwrap().fail();
     assert_eq!((work(&mut seat), work(&mut seat)), (Some(true), None));
-    assert_eq!(poster.state(0), SliceState::Lost);
-    assert_eq!((poster.take_back(0), poster.state(0)), (TakeBack::Taken, SliceState::Taken));
+    assert_eq!(producer.state(0), SliceState::Lost);
+    assert_eq!((producer.take_back(0), producer.state(0)), (TakeBack::Taken, SliceState::Taken));
 }
 
 fn an_unknown_adapter_is_left_for_others<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
-    poster.post(&x(0.0), &[Slice { image: 8, ..slice(0) }, slice(1)]).unwrap();
+    producer.post(&x(0.0), &[Slice { image: 8, ..slice(0) }, slice(1)]).unwrap();
     assert_eq!((work(&mut seat), work(&mut seat)), (Some(true), None));
-    assert_eq!(poster.state(0), SliceState::Open);
+    assert_eq!(producer.state(0), SliceState::Open);
 }
 
 fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(Geometry { seats: 1, ..GEOMETRY });
+    let (board, mut producer) = T::board(Geometry { seats: 1, ..GEOMETRY });
     let mut former = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(2)).unwrap();
+    producer.post(&x(0.0), &slices(2)).unwrap();
     assert_eq!(work(&mut former), Some(true));
     let claim = former.claim(|_, _| true).unwrap();
     assert!(matches!(board.seat(), Err(BoardError::Full { seats: 1 })));
-    let worker = poster_sees(&mut poster, 1);
+    let worker = producer_sees(&mut producer, 1);
     assert!(board.fence(worker) && !board.fence(worker) && !board.is_admitted(worker));
 
     let mut next = seat::<T>(&board);
     assert!(next.worker() > worker);
     claim.done(&[9.0; 8]);
-    assert_eq!(poster.state(1), SliceState::Lost, "the late word is not the next worker's");
-    assert_eq!((sums(&mut poster, 0), sums(&mut poster, 1)), (None, None), "its sums are gone");
+    assert_eq!(producer.state(1), SliceState::Lost, "the late word is not the next worker's");
+    assert_eq!((sums(&mut producer, 0), sums(&mut producer, 1)), (None, None), "its sums are gone");
     assert_eq!(
         (former.wait(Duration::ZERO), former.claim(|_, _| true).is_none()),
         (WakeReason::Fenced, true)
     );
     assert_eq!((board.stats().violations, board.stats().late_words), (0, 2));
 
-    poster.post(&x(5.0), &slices(1)).unwrap();
+    producer.post(&x(5.0), &slices(1)).unwrap();
     assert_eq!(work(&mut next), Some(true));
-    assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
+    assert_eq!(sums(&mut producer, 0), Some(expected(5.0, &slice(0))));
 }
 
-fn poster_sees(poster: &mut Producer, index: usize) -> shmproto::board::WorkerNumber {
-    match poster.state(index) {
+fn producer_sees(producer: &mut Producer, index: usize) -> shmproto::board::WorkerNumber {
+    match producer.state(index) {
         SliceState::Claimed(worker) | SliceState::Done(worker) => worker,
         state => panic!("{state:?}"),
     }
 }
 
 fn a_late_workers_sums_are_not_those_of_the_next_job<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut late = seat::<T>(&board);
     let mut prompt = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(1)).unwrap();
+    producer.post(&x(0.0), &slices(1)).unwrap();
     let claim = late.claim(|_, _| true).unwrap();
-    poster.post(&x(5.0), &slices(1)).unwrap();
+    producer.post(&x(5.0), &slices(1)).unwrap();
     assert_eq!(work(&mut prompt), Some(true));
     assert!(!claim.done(&[9.0; 8]));
-    assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
+    assert_eq!(sums(&mut producer, 0), Some(expected(5.0, &slice(0))));
 }
 
 fn several_workers_do_all_of_many_jobs<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let workers: Vec<_> =
         (0..3).map(|_| seat::<T>(&board)).map(|seat| thread::spawn(|| work_on(seat))).collect();
     let (mut done, mut here) = (0, 0);
     for job in 0..400_u16 {
-        poster.announce(3);
-        poster.post(&x(job.into()), &slices(8)).unwrap();
+        producer.announce(3);
+        producer.post(&x(job.into()), &slices(8)).unwrap();
         let patience = Instant::now() + Duration::from_micros(300);
         for (index, slice) in slices(8).iter().enumerate().rev() {
-            while !matches!(poster.state(index), SliceState::Done(_)) && Instant::now() < patience {
+            while !matches!(producer.state(index), SliceState::Done(_)) && Instant::now() < patience {
                 thread::yield_now();
             }
-            match poster.take_back(index) {
+            match producer.take_back(index) {
                 TakeBack::AlreadyDone(_) => {
-                    assert_eq!(sums(&mut poster, index), Some(expected(job.into(), slice)), "job {job}");
+                    assert_eq!(sums(&mut producer, index), Some(expected(job.into(), slice)), "job {job}");
                     done += 1;
                 }
                 TakeBack::Taken => here += 1,
             }
         }
-        poster.rest();
+        producer.rest();
     }
     let stats = board.stats();
     stats.seats.iter().for_each(|seat| assert!(board.fence(seat.worker)));
@@ -264,7 +264,7 @@ fn play_device(slab: &ActivationSlab, asked: &AtomicU32, answered: &AtomicU32, j
 }
 
 fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let workers: Vec<_> =
         (0..2).map(|_| seat::<T>(&board)).map(|seat| thread::spawn(|| work_on(seat))).collect();
     let (slab, jobs) = (board.x_slab(), 400);
@@ -273,18 +273,18 @@ fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: WorkerTran
     thread::scope(|scope| {
         scope.spawn(|| play_device(&slab, &asked, &answered, jobs));
         for job in 1..=jobs {
-            poster.announce(2);
+            producer.announce(2);
             while asked.load(Ordering::Acquire) < job.into() {
                 thread::yield_now();
             }
-            poster.post_in_place(64, &slices(8)).unwrap();
+            producer.post_in_place(64, &slices(8)).unwrap();
             let patience = Instant::now() + Duration::from_micros(300);
             for (index, slice) in slices(8).iter().enumerate().rev() {
-                while !matches!(poster.state(index), SliceState::Done(_)) && Instant::now() < patience {
+                while !matches!(producer.state(index), SliceState::Done(_)) && Instant::now() < patience {
                     thread::yield_now();
                 }
-                if let TakeBack::AlreadyDone(_) = poster.take_back(index) {
-                    assert_eq!(sums(&mut poster, index), Some(expected(job.into(), slice)), "job {job}");
+                if let TakeBack::AlreadyDone(_) = producer.take_back(index) {
+                    assert_eq!(sums(&mut producer, index), Some(expected(job.into(), slice)), "job {job}");
                     done += 1;
                 }
             }
@@ -303,46 +303,46 @@ fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: WorkerTran
 }
 
 fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     let too_large = PostError::TooLargeX { elements: 65, limit: 64 };
-    assert_eq!(poster.post_in_place(65, &slices(1)), Err(too_large));
+    assert_eq!(producer.post_in_place(65, &slices(1)), Err(too_large));
     // The slice's rows are the values 1 to 6.
     let outside = PostError::Slice { index: 0, source: SliceError::OutsideX { limit: 6 } };
-    assert_eq!(poster.post_in_place(6, &slices(1)), Err(outside));
-    assert_eq!((poster.slices(), work(&mut seat)), (0, None));
+    assert_eq!(producer.post_in_place(6, &slices(1)), Err(outside));
+    assert_eq!((producer.slices(), work(&mut seat)), (0, None));
     board.x_slab().write(0, &x(3.0)[..8]);
-    poster.post_in_place(7, &slices(1)).unwrap();
+    producer.post_in_place(7, &slices(1)).unwrap();
     assert_eq!(work(&mut seat), Some(true));
-    assert_eq!(sums(&mut poster, 0), Some(expected(3.0, &slice(0))));
+    assert_eq!(sums(&mut producer, 0), Some(expected(3.0, &slice(0))));
 }
 
 fn a_job_in_place_takes_back_what_is_left_of_the_one_before<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut late = seat::<T>(&board);
-    poster.post(&x(0.0), &slices(1)).unwrap();
+    producer.post(&x(0.0), &slices(1)).unwrap();
     let claim = late.claim(|_, _| true).unwrap();
-    poster.finish();
+    producer.finish();
     board.x_slab().write(0, &x(5.0));
-    poster.post_in_place(64, &slices(1)).unwrap();
+    producer.post_in_place(64, &slices(1)).unwrap();
     assert!(!claim.done(&[9.0; 8]), "a late worker's sums are of rows that are gone");
     assert_eq!(work(&mut late), Some(true));
-    assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
+    assert_eq!(sums(&mut producer, 0), Some(expected(5.0, &slice(0))));
 }
 
 fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let seat = seat::<T>(&board);
     let number = seat.worker();
     let worker = thread::spawn(|| work_on(seat));
     for job in 0..20_u16 {
         // Long enough for the worker to sleep, most of the time.
         thread::sleep(Duration::from_millis(1));
-        poster.post(&x(job.into()), &slices(1)).unwrap();
-        while poster.state(0) != SliceState::Done(number) {
+        producer.post(&x(job.into()), &slices(1)).unwrap();
+        while producer.state(0) != SliceState::Done(number) {
             thread::yield_now();
         }
-        assert_eq!(sums(&mut poster, 0), Some(expected(job.into(), &slice(0))));
+        assert_eq!(sums(&mut producer, 0), Some(expected(job.into(), &slice(0))));
     }
     let beats = board.stats().seats[0].heartbeat;
     while board.stats().seats[0].heartbeat == beats {
@@ -353,15 +353,15 @@ fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: WorkerTransport>() {
 }
 
 fn a_worker_with_nothing_to_do_comes_back_for_other_business<T: WorkerTransport>() {
-    let (board, poster) = T::board(GEOMETRY);
+    let (board, producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     assert_eq!(seat.wait(Duration::ZERO), WakeReason::Rest);
-    poster.announce(1);
+    producer.announce(1);
     assert_eq!(seat.wait(Duration::from_micros(50)), WakeReason::Rest);
 }
 
 fn what_does_not_fit_is_refused_and_nothing_is_on_the_board<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     let wrong = |slice, source| (vec![slice], PostError::Slice { index: 0, source });
     let good = slice(0);
@@ -380,31 +380,31 @@ fn what_does_not_fit_is_refused_and_nothing_is_on_the_board<T: WorkerTransport>(
         wrong(Slice { sums_offset: u64::MAX - 15, ..good }, SliceError::OutsideSums { limit: 256 }),
     ];
     for (slices, error) in cases {
-        assert_eq!(poster.post(&x(0.0), &slices), Err(error));
-        assert_eq!((poster.slices(), work(&mut seat)), (0, None), "{error}");
+        assert_eq!(producer.post(&x(0.0), &slices), Err(error));
+        assert_eq!((producer.slices(), work(&mut seat)), (0, None), "{error}");
     }
-    assert_eq!(poster.post(&[0.0; 65], &[]), Err(PostError::TooLargeX { elements: 65, limit: 64 }));
+    assert_eq!(producer.post(&[0.0; 65], &[]), Err(PostError::TooLargeX { elements: 65, limit: 64 }));
     assert_eq!(
-        poster.post(&[0.0; 6], &[good]),
+        producer.post(&[0.0; 6], &[good]),
         Err(PostError::Slice { index: 0, source: SliceError::OutsideX { limit: 6 } })
     );
 }
 
 fn every_worker_has_a_seat_and_a_generation_of_its_own<T: WorkerTransport>() {
-    let (board, mut poster) = T::board(GEOMETRY);
+    let (board, mut producer) = T::board(GEOMETRY);
     let offers: Vec<_> = (0..3).map(|_| board.seat().unwrap()).collect();
-    assert_eq!(poster.workers(), 3);
+    assert_eq!(producer.workers(), 3);
     assert_eq!([0, 1, 2].map(SlotNumber), [offers[0].seat, offers[1].seat, offers[2].seat]);
     assert!(board.fence(offers[1].worker));
     let next = board.seat().unwrap();
     assert_eq!(next.seat, SlotNumber(1));
     assert!(offers.iter().all(|offer| offer.worker < next.worker));
-    assert_eq!(poster.workers(), 3);
+    assert_eq!(producer.workers(), 3);
 }
 
 #[test]
 fn the_slab_as_words_is_the_slab_and_begins_at_a_page() {
-    let (board, poster) = Board::new(GEOMETRY).unwrap();
+    let (board, producer) = Board::new(GEOMETRY).unwrap();
     let slab = board.x_slab();
     slab.write(0, &x(7.0));
     let words: &[AtomicU32] = slab.as_ref();
@@ -412,7 +412,7 @@ fn the_slab_as_words_is_the_slab_and_begins_at_a_page() {
     let numbers = words.iter().map(|word| f32::from_bits(word.load(Ordering::Relaxed)));
     assert_eq!(numbers.take(64).collect::<Vec<_>>(), x(7.0));
     // A registration keeps the memory mapped.
-    drop((board, poster));
+    drop((board, producer));
     slab.as_ref()[0].store(1.5_f32.to_bits(), Ordering::Relaxed);
     let mut first = [0.0];
     slab.read(0, &mut first);

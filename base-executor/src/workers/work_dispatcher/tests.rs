@@ -106,8 +106,8 @@ struct DispatcherHarness {
 
 impl DispatcherHarness {
     fn new(geometry: Geometry) -> Self {
-        let (board, poster) = Board::in_process(geometry).unwrap();
-        let assistant = WorkDispatcher::new(board.clone(), poster, Arc::default(), Arc::default());
+        let (board, producer) = Board::in_process(geometry).unwrap();
+        let assistant = WorkDispatcher::new(board.clone(), producer, Arc::default(), Arc::default());
         let compute = Compute { pool: ThreadPool::new(&[]).unwrap(), isa: Isa::best() };
         Self { board, assistant, compute }
     }

@@ -272,12 +272,12 @@ impl SequenceDrafter for RecordingDrafter {
 fn of_several_sequences_all_are_foreseen_a_level_before_any_is_asked() {
     let notes = Arc::new(Mutex::new(Vec::new()));
     let (heard, mut number) = (Arc::clone(&notes), 0);
-    let agency = DrafterFactory::new(DraftKind::Model, move |_, _| {
+    let factory = DrafterFactory::new(DraftKind::Model, move |_, _| {
         number += 1;
         Box::new(RecordingDrafter { number, notes: Arc::clone(&heard) })
     });
     let requests = numbered((5..8).map(|salt| request(1, prompt(salt, 40), 12)));
-    let mut bench = EngineHarness::drafting(ROOMY, Drafts::by(16, Some(agency)));
+    let mut bench = EngineHarness::drafting(ROOMY, Drafts::by(16, Some(factory)));
     requests.iter().for_each(|request| bench.send(request.clone()));
     bench.finish();
     assert_as_if_alone(&bench, &requests);

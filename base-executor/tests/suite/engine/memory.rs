@@ -53,17 +53,17 @@ impl Tiered {
             max_adapter_blocks: 0,
             ..CacheSettings::device_alone(device, BLOCK_TOKENS)
         });
-        let (told, copies) = channel();
-        let mut below = KvOffload::new(BLOCK_BYTES, host, account);
+        let (on_copied, copies) = channel();
+        let mut offload = KvOffload::new(BLOCK_BYTES, host, account);
         if disk > 0 {
             let (fingerprint, block_tokens) = ([1; 32], BLOCK_TOKENS);
             let layout = StoreLayout { fingerprint, block_bytes: BLOCK_BYTES, block_tokens, slots: disk };
             let opened = BlockStore::open(&path.join("private/blocks"), &layout).unwrap();
             cache.restore(opened.blocks);
-            let told = CopyNotifier::new(move |copy| _ = told.send(copy));
-            below = below.with_store(opened.store, told, None).unwrap();
+            let on_copied = CopyNotifier::new(move |copy| _ = on_copied.send(copy));
+            offload = offload.with_store(opened.store, on_copied, None).unwrap();
         }
-        bench.engine = bench.engine.with_memory(cache, below);
+        bench.engine = bench.engine.with_memory(cache, offload);
         Self { bench, copies, path: path.to_owned(), tiers }
     }
 

@@ -16,7 +16,7 @@ use super::{
         AllowedClasses, BatchPortion, CallChunk, CallId, CallQueue, QueuedCall, SplitPolicy, any_class,
     },
     settings::{Batching, BatchingPolicy},
-    sweep_order::{AwaitedChunks as Floors, Next, SweepConstraint, SweepOrder},
+    sweep_order::{AwaitedChunks, Next, SweepConstraint, SweepOrder},
 };
 
 /// Idle time after which a connection counts as inactive and is not waited for.
@@ -47,7 +47,7 @@ struct Presence {
 
 #[derive(Debug, Clone, Copy)]
 struct ExpectedCall {
-    floor: u32,
+    chunk: u32,
     since: Instant,
     class: CallClass,
 }
@@ -82,7 +82,7 @@ pub struct Batcher {
     batching: Batching,
     policy: Box<dyn BatchPolicy>,
     /// Order of streamed layer chunks, which replaces deadlines; `None` if weights are in memory.
-    elevator: Option<SweepOrder>,
+    sweep_order: Option<SweepOrder>,
     calls: PendingCalls,
 }
 
@@ -91,29 +91,30 @@ impl Batcher {
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
         let calls = PendingCalls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
-        Self { batching, policy: batching_policy::of(&batching, sites), elevator: None, calls }
+        Self { batching, policy: batching_policy::of(&batching, sites), sweep_order: None, calls }
     }
 
     /// Sets the layer chunk of each site for streamed weights; only the opportunistic policy uses it.
     #[must_use]
-    pub fn over(self, floors: Option<Vec<u32>>) -> Self {
-        let floors = floors.filter(|_| self.batching.policy == BatchingPolicy::Opportunistic);
-        let elevator = floors.map(|floors| SweepOrder::new(floors, self.batching.max_wait));
-        Self { elevator, ..self }
+    pub fn over(self, chunks: Option<Vec<u32>>) -> Self {
+        let chunks = chunks.filter(|_| self.batching.policy == BatchingPolicy::Opportunistic);
+        let sweep_order = chunks.map(|chunks| SweepOrder::new(chunks, self.batching.max_wait));
+        Self { sweep_order, ..self }
     }
 
     /// Whether calls are served in the order of layer chunks.
     #[must_use]
-    pub fn has_floors(&self) -> bool {
-        self.elevator.is_some()
+    pub fn is_streamed(&self) -> bool {
+        self.sweep_order.is_some()
     }
 
     /// Records that a call of `class` over `connection` was answered.
     pub fn answered(&mut self, connection: ConnectionId, call: SiteCall, class: CallClass, now: Instant) {
-        let Some(elevator) = &mut self.elevator else { return };
-        elevator.served(now);
+        let Some(sweep_order) = &mut self.sweep_order else { return };
+        sweep_order.served(now);
         if let Some(presence) = self.calls.connections.get_mut(&connection) {
-            presence.expected = Some(ExpectedCall { floor: elevator.after(call, class), since: now, class });
+            presence.expected =
+                Some(ExpectedCall { chunk: sweep_order.after(call, class), since: now, class });
         }
     }
 
@@ -164,10 +165,10 @@ impl Batcher {
     #[must_use]
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let waited = self.calls.lanes.values().map(CallQueue::due).min()?;
-        if let Some(elevator) = &self.elevator {
+        if let Some(sweep_order) = &self.sweep_order {
             return Some(
-                elevator
-                    .deadline(now, &self.floors(any_class), |floor| self.is_expected(floor, any_class, now)),
+                sweep_order
+                    .deadline(now, &self.chunks(any_class), |chunk| self.is_expected(chunk, any_class, now)),
             );
         }
         Some(self.policy.deadline(now, waited, &self.calls))
@@ -181,8 +182,8 @@ impl Batcher {
         allowed: AllowedClasses,
         pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
-        if self.elevator.is_some() {
-            return self.next_floor(now, allowed, SweepConstraint::Free, pieces);
+        if self.sweep_order.is_some() {
+            return self.next_chunk(now, allowed, SweepConstraint::Free, pieces);
         }
         let portion = BatchPortion { allowed, ..self.portion(now) };
         self.pick(now, |_, lane| lane.has(allowed), portion, pieces)
@@ -195,13 +196,13 @@ impl Batcher {
         allowed: AllowedClasses,
         pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
-        match self.elevator {
-            Some(_) => self.next_floor(now, allowed, SweepConstraint::NotUp, pieces),
+        match self.sweep_order {
+            Some(_) => self.next_chunk(now, allowed, SweepConstraint::NotUp, pieces),
             None => self.next(now, allowed, pieces),
         }
     }
 
-    fn next_floor(
+    fn next_chunk(
         &mut self,
         now: Instant,
         allowed: AllowedClasses,
@@ -209,11 +210,11 @@ impl Batcher {
         pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
         pieces.clear();
-        let (floors, mut elevator) = (self.floors(allowed), self.elevator.take()?);
-        let next = elevator.next(now, &floors, |floor| self.is_expected(floor, allowed, now), travel);
-        self.elevator = Some(elevator);
+        let (chunks, mut sweep_order) = (self.chunks(allowed), self.sweep_order.take()?);
+        let next = sweep_order.next(now, &chunks, |chunk| self.is_expected(chunk, allowed, now), travel);
+        self.sweep_order = Some(sweep_order);
         match next {
-            Next::Serve(floor) => self.take_from(floor, now, allowed, pieces),
+            Next::Serve(chunk) => self.take_from(chunk, now, allowed, pieces),
             Next::Hold(_) | Next::Rest => None,
         }
     }
@@ -227,15 +228,15 @@ impl Batcher {
         pieces: &mut Vec<CallChunk>,
     ) -> ChunkBoundary {
         pieces.clear();
-        let floors = self.floors(allowed);
-        let Some(mut elevator) = self.elevator.take() else { return ChunkBoundary::Go };
-        let floor = elevator.floor(site);
-        let expects = |floor| self.is_expected(floor, |class| !is_background(class), now);
-        let next = elevator.before_leaving(now, floor, &floors, expects);
-        self.elevator = Some(elevator);
+        let chunks = self.chunks(allowed);
+        let Some(mut sweep_order) = self.sweep_order.take() else { return ChunkBoundary::Go };
+        let chunk = sweep_order.chunk(site);
+        let expects = |chunk| self.is_expected(chunk, |class| !is_background(class), now);
+        let next = sweep_order.before_leaving(now, chunk, &chunks, expects);
+        self.sweep_order = Some(sweep_order);
         match next {
-            Next::Serve(floor) => {
-                self.take_from(floor, now, allowed, pieces).map_or(ChunkBoundary::Go, ChunkBoundary::Serve)
+            Next::Serve(chunk) => {
+                self.take_from(chunk, now, allowed, pieces).map_or(ChunkBoundary::Go, ChunkBoundary::Serve)
             }
             Next::Hold(until) => ChunkBoundary::Hold(until),
             Next::Rest => ChunkBoundary::Go,
@@ -243,19 +244,19 @@ impl Batcher {
     }
 
     /// Returns the layer chunks for which calls of the allowed classes wait.
-    fn floors(&self, allowed: AllowedClasses) -> Floors {
-        let mut floors = Floors::default();
-        let Some(elevator) = &self.elevator else { return floors };
+    fn chunks(&self, allowed: AllowedClasses) -> AwaitedChunks {
+        let mut chunks = AwaitedChunks::default();
+        let Some(sweep_order) = &self.sweep_order else { return chunks };
         let lanes = self.calls.lanes.iter().filter(|(_, lane)| lane.has(allowed));
-        lanes.for_each(|(call, _)| floors.add(elevator.floor(call.site), call.op));
-        floors
+        lanes.for_each(|(call, _)| chunks.add(sweep_order.chunk(call.site), call.op));
+        chunks
     }
 
     /// Whether a call of an allowed class is expected soon for a layer chunk.
-    fn is_expected(&self, floor: u32, allowed: AllowedClasses, now: Instant) -> bool {
+    fn is_expected(&self, chunk: u32, allowed: AllowedClasses, now: Instant) -> bool {
         let is_meant = |expected: ExpectedCall| {
             let is_active = now.saturating_duration_since(expected.since) < ACTIVE;
-            is_active && expected.floor == floor && allowed(expected.class)
+            is_active && expected.chunk == chunk && allowed(expected.class)
         };
         self.calls.connections.values().filter_map(|presence| presence.expected).any(is_meant)
     }
@@ -263,14 +264,15 @@ impl Batcher {
     /// Takes the next batch among calls of one layer chunk.
     fn take_from(
         &mut self,
-        floor: u32,
+        chunk: u32,
         now: Instant,
         allowed: AllowedClasses,
         pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
-        let elevator = self.elevator.as_ref()?;
-        let is_meant =
-            |(call, lane): &(&SiteCall, &CallQueue)| elevator.floor(call.site) == floor && lane.has(allowed);
+        let sweep_order = self.sweep_order.as_ref()?;
+        let is_meant = |(call, lane): &(&SiteCall, &CallQueue)| {
+            sweep_order.chunk(call.site) == chunk && lane.has(allowed)
+        };
         let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.next_order(now, self.batching.aging);
         let call = self.calls.lanes.iter().filter(is_meant).min_by_key(turn).map(|(&call, _)| call)?;
         let portion = BatchPortion { allowed, ..self.portion(now) };

@@ -7,7 +7,7 @@
 //! chunk 1     . . D      clients served there that will call for it again are awaited, for a limited time
 //! ```
 //!
-//! The order knows layer chunks ("floors" in the code) and the time it gets, but neither rows nor clients.
+//! The order knows layer chunks and the time it gets, but neither rows nor clients.
 
 use std::time::{Duration, Instant};
 
@@ -39,15 +39,15 @@ pub(super) struct AwaitedChunks {
 }
 
 impl AwaitedChunks {
-    pub(super) fn add(&mut self, floor: u32, op: SiteOp) {
+    pub(super) fn add(&mut self, chunk: u32, op: SiteOp) {
         match op {
-            SiteOp::Backward => self.down.push(floor),
-            SiteOp::Forward | SiteOp::ForwardNoBias => self.up.push(floor),
+            SiteOp::Backward => self.down.push(chunk),
+            SiteOp::Forward | SiteOp::ForwardNoBias => self.up.push(chunk),
         }
     }
 
-    fn has(&self, floor: u32) -> bool {
-        self.up.contains(&floor) || self.down.contains(&floor)
+    fn has(&self, chunk: u32) -> bool {
+        self.up.contains(&chunk) || self.down.contains(&chunk)
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct SweepOrder {
     /// Layer chunk of each site.
-    floors: Vec<u32>,
+    chunks: Vec<u32>,
     at: u32,
     way: SweepDirection,
     /// Maximum time to wait for expected calls.
@@ -79,10 +79,10 @@ pub(super) struct SweepOrder {
 }
 
 impl SweepOrder {
-    /// Starts at the first chunk; `floors` is the chunk of each site.
-    pub(super) fn new(floors: Vec<u32>, most: Duration) -> Self {
+    /// Starts at the first chunk; `chunks` is the chunk of each site.
+    pub(super) fn new(chunks: Vec<u32>, most: Duration) -> Self {
         Self {
-            floors,
+            chunks,
             at: 0,
             way: SweepDirection::Up,
             most,
@@ -92,19 +92,19 @@ impl SweepOrder {
         }
     }
 
-    pub(super) fn floor(&self, site: SiteId) -> u32 {
-        self.floors.get(site.0 as usize).copied().unwrap_or(0)
+    pub(super) fn chunk(&self, site: SiteId) -> u32 {
+        self.chunks.get(site.0 as usize).copied().unwrap_or(0)
     }
 
     /// Returns the chunk that a caller of `class` is likely to call next.
     pub(super) fn after(&self, call: SiteCall, class: CallClass) -> u32 {
         let site = call.site.0;
         match call.op {
-            SiteOp::Backward => self.floor(SiteId(site.saturating_sub(1))),
+            SiteOp::Backward => self.chunk(SiteId(site.saturating_sub(1))),
             // The backward pass begins where the forward pass ends.
-            _ if class == CallClass::Training && self.is_top(self.floor(call.site)) => self.floor(call.site),
+            _ if class == CallClass::Training && self.is_top(self.chunk(call.site)) => self.chunk(call.site),
             // The head is followed by the next token, at the first chunk.
-            SiteOp::Forward | SiteOp::ForwardNoBias => self.floor(SiteId(site + 1)),
+            SiteOp::Forward | SiteOp::ForwardNoBias => self.chunk(SiteId(site + 1)),
         }
     }
 
@@ -188,45 +188,45 @@ impl SweepOrder {
         self.patience().filter(|_| holds).unwrap_or(now)
     }
 
-    /// Returns the action of a resident pass that is about to go to `floor`: as [`next`](Self::next), for
+    /// Returns the action of a resident pass that is about to go to `chunk`: as [`next`](Self::next), for
     /// calls at its current chunk.
     pub(super) fn before_leaving(
         &mut self,
         now: Instant,
-        floor: u32,
+        chunk: u32,
         waiting: &AwaitedChunks,
         is_expected: impl Fn(u32) -> bool,
     ) -> Next {
-        if self.at != floor && waiting.has(self.at) {
+        if self.at != chunk && waiting.has(self.at) {
             return Next::Serve(self.at);
         }
-        let holds = is_expected(self.at) && (self.at != floor || self.is_top(floor));
+        let holds = is_expected(self.at) && (self.at != chunk || self.is_top(chunk));
         if let Some(until) = holds.then(|| self.holds_until(now)).flatten() {
             return Next::Hold(until);
         }
-        if self.at == floor {
+        if self.at == chunk {
             return Next::Rest;
         }
-        self.go(now, SweepDirection::Up, floor);
-        match self.is_top(floor) && is_expected(floor) {
+        self.go(now, SweepDirection::Up, chunk);
+        match self.is_top(chunk) && is_expected(chunk) {
             true => self.patience().map_or(Next::Rest, Next::Hold),
             false => Next::Rest,
         }
     }
 
-    fn go(&mut self, now: Instant, way: SweepDirection, floor: u32) {
+    fn go(&mut self, now: Instant, way: SweepDirection, chunk: u32) {
         self.way = way;
-        (self.at, self.came, self.took, self.answered) = (floor, Some(now), Duration::ZERO, None);
+        (self.at, self.came, self.took, self.answered) = (chunk, Some(now), Duration::ZERO, None);
     }
 
-    fn is_top(&self, floor: u32) -> bool {
-        self.floors.last() == Some(&floor)
+    fn is_top(&self, chunk: u32) -> bool {
+        self.chunks.last() == Some(&chunk)
     }
 
     /// Returns the next chunk in the current direction, else the first in the other.
     fn target(&self, waiting: &AwaitedChunks, travel: SweepConstraint) -> Option<(SweepDirection, u32)> {
-        let above = waiting.up.iter().filter(|floor| **floor > self.at).min();
-        let below = waiting.down.iter().filter(|floor| **floor < self.at).max();
+        let above = waiting.up.iter().filter(|chunk| **chunk > self.at).min();
+        let below = waiting.down.iter().filter(|chunk| **chunk < self.at).max();
         let (way, target) = match (self.way, travel) {
             (SweepDirection::Up, SweepConstraint::Free) if above.is_some() => (SweepDirection::Up, above),
             (SweepDirection::Down, _) if below.is_some() => (SweepDirection::Down, below),
@@ -234,7 +234,7 @@ impl SweepOrder {
             (_, SweepConstraint::Free) => (SweepDirection::Up, waiting.up.iter().min()),
             (_, SweepConstraint::NotUp) => (SweepDirection::Down, None),
         };
-        target.map(|&floor| (way, floor))
+        target.map(|&chunk| (way, chunk))
     }
 }
 
@@ -246,16 +246,15 @@ mod tests {
         AwaitedChunks { up: up.to_vec(), down: down.to_vec() }
     }
 
-    fn elevator() -> SweepOrder {
+    fn order() -> SweepOrder {
         SweepOrder::new((0..17).map(|site| site / 4).collect(), Duration::from_millis(50))
     }
 
     #[test]
     fn it_goes_up_past_everybody_then_down_past_everybody() {
-        let (mut elevator, now) = (elevator(), Instant::now());
-        let mut go = |up: &[u32], down: &[u32]| {
-            elevator.next(now, &waiting(up, down), |_| false, SweepConstraint::Free)
-        };
+        let (mut order, now) = (order(), Instant::now());
+        let mut go =
+            |up: &[u32], down: &[u32]| order.next(now, &waiting(up, down), |_| false, SweepConstraint::Free);
         assert_eq!(go(&[2, 1], &[0]), Next::Serve(0), "whoever is here, whichever way");
         assert_eq!(go(&[2, 1], &[3]), Next::Serve(1));
         assert_eq!(go(&[0, 2], &[3]), Next::Serve(2));
@@ -268,67 +267,67 @@ mod tests {
 
     #[test]
     fn who_will_be_back_is_waited_for_as_long_as_weights_take_to_come() {
-        let (mut elevator, begin) = (elevator(), Instant::now());
+        let (mut order, begin) = (order(), Instant::now());
         let after = |ms| begin + Duration::from_millis(ms);
-        let go = |elevator: &mut SweepOrder, ms, up: &[u32], expected: u32| {
-            elevator.next(after(ms), &waiting(up, &[]), |floor| floor == expected, SweepConstraint::Free)
+        let go = |order: &mut SweepOrder, ms, up: &[u32], expected: u32| {
+            order.next(after(ms), &waiting(up, &[]), |chunk| chunk == expected, SweepConstraint::Free)
         };
-        assert_eq!(go(&mut elevator, 0, &[1], 0), Next::Hold(after(5)), "it has just come");
-        assert_eq!(go(&mut elevator, 4, &[1], 9), Next::Serve(1), "nobody is missing");
-        elevator.served(after(24));
-        assert_eq!(go(&mut elevator, 24, &[2], 1), Next::Hold(after(44)), "20 ms, as the weights took");
-        elevator.served(after(40));
-        assert_eq!(go(&mut elevator, 44, &[2], 1), Next::Hold(after(60)), "from the last answer on");
-        assert_eq!(go(&mut elevator, 60, &[2], 1), Next::Serve(2), "too late");
-        elevator.served(after(10_000));
-        assert_eq!(go(&mut elevator, 10_000, &[3], 2), Next::Hold(after(10_050)), "however long they took");
+        assert_eq!(go(&mut order, 0, &[1], 0), Next::Hold(after(5)), "it has just come");
+        assert_eq!(go(&mut order, 4, &[1], 9), Next::Serve(1), "nobody is missing");
+        order.served(after(24));
+        assert_eq!(go(&mut order, 24, &[2], 1), Next::Hold(after(44)), "20 ms, as the weights took");
+        order.served(after(40));
+        assert_eq!(go(&mut order, 44, &[2], 1), Next::Hold(after(60)), "from the last answer on");
+        assert_eq!(go(&mut order, 60, &[2], 1), Next::Serve(2), "too late");
+        order.served(after(10_000));
+        assert_eq!(go(&mut order, 10_000, &[3], 2), Next::Hold(after(10_050)), "however long they took");
     }
 
     #[test]
     fn who_is_between_two_floors_is_not_left_for_others_far_away() {
-        let (mut elevator, now) = (elevator(), Instant::now());
-        assert_eq!(elevator.next(now, &waiting(&[], &[3]), |_| false, SweepConstraint::Free), Next::Serve(3));
-        let next = |elevator: &mut SweepOrder, expected| {
-            elevator.next(now, &waiting(&[0], &[]), |floor| floor == expected, SweepConstraint::Free)
+        let (mut order, now) = (order(), Instant::now());
+        assert_eq!(order.next(now, &waiting(&[], &[3]), |_| false, SweepConstraint::Free), Next::Serve(3));
+        let next = |order: &mut SweepOrder, expected| {
+            order.next(now, &waiting(&[0], &[]), |chunk| chunk == expected, SweepConstraint::Free)
         };
-        assert_eq!(next(&mut elevator, 2), Next::Hold(now + LEAST_HOLD), "the next on the way down");
-        assert_eq!(next(&mut elevator, 1), Next::Serve(0));
+        assert_eq!(next(&mut order, 2), Next::Hold(now + LEAST_HOLD), "the next on the way down");
+        assert_eq!(next(&mut order, 1), Next::Serve(0));
     }
 
     #[test]
     fn the_head_is_swept_once_for_all_who_are_on_their_way_to_it() {
-        let (mut elevator, begin) = (elevator(), Instant::now());
+        let (mut order, begin) = (order(), Instant::now());
         let head = waiting(&[4], &[]);
         let until = begin + LEAST_HOLD;
-        assert_eq!(elevator.next(begin, &head, |floor| floor == 4, SweepConstraint::Free), Next::Hold(until));
-        assert_eq!(elevator.next(begin, &head, |_| false, SweepConstraint::Free), Next::Serve(4));
+        assert_eq!(order.next(begin, &head, |chunk| chunk == 4, SweepConstraint::Free), Next::Hold(until));
+        assert_eq!(order.next(begin, &head, |_| false, SweepConstraint::Free), Next::Serve(4));
     }
 
     #[test]
     fn beside_requests_it_goes_down_alone_and_a_pass_takes_everybody_up() {
-        let (mut elevator, now) = (elevator(), Instant::now());
-        let next = elevator.next(now, &waiting(&[1, 2], &[]), |_| false, SweepConstraint::NotUp);
+        let (mut order, now) = (order(), Instant::now());
+        let next = order.next(now, &waiting(&[1, 2], &[]), |_| false, SweepConstraint::NotUp);
         assert_eq!(next, Next::Rest, "the pass goes there");
-        let next = elevator.next(now, &waiting(&[1], &[3]), |_| false, SweepConstraint::NotUp);
+        let next = order.next(now, &waiting(&[1], &[3]), |_| false, SweepConstraint::NotUp);
         assert_eq!(next, Next::Serve(3));
-        let leave = |elevator: &mut SweepOrder, floor, up: &[u32], expected: u32| {
-            elevator.before_leaving(now, floor, &waiting(up, &[]), |floor| floor == expected)
+        let leave = |order: &mut SweepOrder, chunk, up: &[u32], expected: u32| {
+            order.before_leaving(now, chunk, &waiting(up, &[]), |chunk| chunk == expected)
         };
-        elevator.served(now);
-        assert_eq!(leave(&mut elevator, 0, &[3], 9), Next::Serve(3), "before it leaves");
-        assert_eq!(leave(&mut elevator, 0, &[1], 3), Next::Hold(now + LEAST_HOLD));
-        assert_eq!(leave(&mut elevator, 0, &[1], 9), Next::Rest);
-        assert_eq!(elevator.at, 0);
-        assert_eq!(leave(&mut elevator, 0, &[0], 0), Next::Rest, "who waits here joins the pass");
-        assert_eq!(leave(&mut elevator, 4, &[], 4), Next::Hold(now + LEAST_HOLD));
+        order.served(now);
+        assert_eq!(leave(&mut order, 0, &[3], 9), Next::Serve(3), "before it leaves");
+        assert_eq!(leave(&mut order, 0, &[1], 3), Next::Hold(now + LEAST_HOLD));
+        assert_eq!(leave(&mut order, 0, &[1], 9), Next::Rest);
+        assert_eq!(order.at, 0);
+        assert_eq!(leave(&mut order, 0, &[0], 0), Next::Rest, "who waits here joins the pass");
+        assert_eq!(leave(&mut order, 4, &[], 4), Next::Hold(now + LEAST_HOLD));
     }
 
     #[test]
     fn a_caller_comes_back_one_site_further_on_its_way() {
-        let elevator = elevator();
+        let order = order();
         let after = |site, op, class| {
             let path = model::linear_sites::SitePath::Fast;
-            elevator.after(SiteCall { site: SiteId(site), part: None, op, path }, class)
+            order.after(SiteCall { site: SiteId(site), part: None, op, path }, class)
         };
         let sites = [0, 2, 3, 15, 16];
         assert_eq!(sites.map(|site| after(site, SiteOp::Forward, CallClass::Decode)), [0, 0, 1, 4, 0]);

@@ -81,9 +81,9 @@ impl WeightStreamStats {
         tracing::trace!(target: PIPELINE, bytes, took_ns, "load");
     }
 
-    pub(super) fn add_computed(&self, floor: usize, since: Instant) {
+    pub(super) fn add_computed(&self, chunk: usize, since: Instant) {
         let took_ns = add(&self.computed_ns, since);
-        tracing::trace!(target: PIPELINE, floor, took_ns, "compute");
+        tracing::trace!(target: PIPELINE, floor = chunk, took_ns, "compute");
     }
 
     /// Runs `wait` and counts its duration as waiting time of a pass.

@@ -28,23 +28,26 @@ pub enum BaselineRule {
 }
 
 impl BaselineRule {
-    /// Grows `tree`, whose branches `pacer` knows, to the size that is to be verified, at most `max_nodes`.
+    /// Grows `tree`, whose branches `selector` knows, to the size that is to be verified, at most
+    /// `max_nodes`.
     ///
     /// # Errors
     /// The draft's own; the tree keeps the nodes added before.
     pub fn grow<D: Draft + ?Sized>(
         &self,
         tree: &mut TokenTree,
-        (pacer, draft): (&mut BranchSelector, &mut D),
+        (selector, draft): (&mut BranchSelector, &mut D),
         max_nodes: usize,
     ) -> Result<(), D::Error> {
         match *self {
-            Self::Nodes(nodes) => grow(tree, (pacer, draft), nodes.min(max_nodes), |_| false),
+            Self::Nodes(nodes) => grow(tree, (selector, draft), nodes.min(max_nodes), |_| false),
             Self::Chain(tokens) => grow(tree, (&mut FixedLength { tokens }, draft), max_nodes, |_| false),
             Self::Branches { width, depth } => {
                 grow(tree, (&mut FixedTree { width, depth }, draft), max_nodes, |_| false)
             }
-            Self::Learned(threshold) => grow(tree, (pacer, draft), max_nodes, |tree| threshold.is_due(tree)),
+            Self::Learned(threshold) => {
+                grow(tree, (selector, draft), max_nodes, |tree| threshold.is_due(tree))
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct DraftAhead {
     tree: TokenTree,
-    pacer: BranchSelector,
+    selector: BranchSelector,
     /// Number of nodes when the verification began; later ones are provisional.
     before: usize,
 }
@@ -30,7 +30,7 @@ pub struct RerootedDraft {
     /// Nodes after the last of the target's tokens.
     pub tree: TokenTree,
     /// Selector that continues the tree's growth.
-    pub pacer: BranchSelector,
+    pub selector: BranchSelector,
     /// Number of provisional nodes that were kept.
     pub kept: usize,
     /// Number of provisional nodes that were discarded.
@@ -38,11 +38,11 @@ pub struct RerootedDraft {
 }
 
 impl DraftAhead {
-    /// Creates the state for a tree that `pacer` grew, before a part of it is verified.
+    /// Creates the state for a tree that `selector` grew, before a part of it is verified.
     #[must_use]
-    pub fn new(tree: TokenTree, pacer: BranchSelector) -> Self {
+    pub fn new(tree: TokenTree, selector: BranchSelector) -> Self {
         let before = tree.len();
-        Self { tree, pacer, before }
+        Self { tree, selector, before }
     }
 
     /// Returns the current tree.
@@ -53,7 +53,7 @@ impl DraftAhead {
 
     /// Reopens the closed branches, because the draft may know more by now.
     pub fn reopen(&mut self) {
-        self.pacer.reopen(&self.tree);
+        self.selector.reopen(&self.tree);
     }
 
     /// Adds one token to the tree; returns false if there is none or the tree is full.
@@ -61,20 +61,20 @@ impl DraftAhead {
     /// # Errors
     /// The draft's own; the tree is unchanged.
     pub fn step<D: Draft + ?Sized>(&mut self, draft: &mut D) -> Result<bool, D::Error> {
-        self.pacer.step(&mut self.tree, draft)
+        self.selector.step(&mut self.tree, draft)
     }
 
     /// Returns the remainder of the tree after the target's tokens `said`, accepted ones and its own.
     #[must_use]
     pub fn reroot(self, said: &[u32]) -> RerootedDraft {
-        let Self { tree, pacer, before } = self;
+        let Self { tree, selector, before } = self;
         let provisional = tree.len() - before;
         let Some(rerooted) = tree.rerooted(said) else {
             return RerootedDraft { discarded: provisional, ..RerootedDraft::default() };
         };
         let kept = rerooted.kept.iter().filter(|node| node.index() >= before).count();
-        let pacer = pacer.follow(&rerooted);
-        RerootedDraft { tree: rerooted.tree, pacer, kept, discarded: provisional - kept }
+        let selector = selector.follow(&rerooted);
+        RerootedDraft { tree: rerooted.tree, selector, kept, discarded: provisional - kept }
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
             said in prop::collection::vec(0_u32..3, 0..5),
         ) {
             let before = before.min(tree.len());
-            let ahead = DraftAhead { pacer: BranchSelector::new(&tree), before, tree: tree.clone() };
+            let ahead = DraftAhead { selector: BranchSelector::new(&tree), before, tree: tree.clone() };
             let settled = ahead.reroot(&said);
             let behind = paths(&tree).into_iter().filter_map(|(path, probability)| {
                 let rest = path.strip_prefix(&said[..])?;
@@ -157,15 +157,15 @@ mod tests {
                 ahead.step(&mut draft).unwrap();
             }
             let best = ahead.tree.children(None).next().map(|node| ahead.tree.token(node)).unwrap();
-            let mut ahead = DraftAhead::new(ahead.tree, ahead.pacer);
+            let mut ahead = DraftAhead::new(ahead.tree, ahead.selector);
             for _ in 0..more {
                 prop_assert!(ahead.step(&mut draft).unwrap());
             }
-            let RerootedDraft { mut tree, mut pacer, kept, discarded } = ahead.reroot(&[best]);
+            let RerootedDraft { mut tree, mut selector, kept, discarded } = ahead.reroot(&[best]);
             prop_assert_eq!(kept + discarded, more);
             let had = tree.len();
             for _ in 0..then {
-                prop_assert!(pacer.step(&mut tree, &mut draft).unwrap());
+                prop_assert!(selector.step(&mut tree, &mut draft).unwrap());
             }
             prop_assert_eq!(tree.len(), had + then, "every step gives a token that was not there");
         }

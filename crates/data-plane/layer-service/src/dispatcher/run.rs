@@ -268,7 +268,7 @@ impl PassHooks for Dispatcher {
 
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
         self.poll();
-        if self.batcher.has_floors() {
+        if self.batcher.is_streamed() {
             return self.before_leaving(site, base);
         }
         let mut left = self.settings.batching.urgent_rows;

@@ -142,11 +142,11 @@ impl StreamedLayers {
         let key = blake3::derive_key(KEY_CONTEXT, &[*base, options.program].concat());
         let file = PackedFile::open_or_make(&options.path, &key, source, threads, on_progress)?;
         let file = Arc::new(file);
-        let mut pinned: Vec<_> = file.layout().floors.iter().map(|_| None).collect();
-        for (floor, matrices) in pin(&file, &plan)? {
-            pinned[floor] = Some(matrices);
+        let mut pinned: Vec<_> = file.layout().chunks.iter().map(|_| None).collect();
+        for (chunk, matrices) in pin(&file, &plan)? {
+            pinned[chunk] = Some(matrices);
         }
-        let streamed: Vec<usize> = (0..pinned.len()).filter(|&floor| pinned[floor].is_none()).collect();
+        let streamed: Vec<usize> = (0..pinned.len()).filter(|&chunk| pinned[chunk].is_none()).collect();
         let stats = Arc::new(WeightStreamStats::default());
         let window = match streamed.is_empty() {
             true => None,
@@ -165,8 +165,8 @@ impl StreamedLayers {
     /// head. A tied head is also the token embedding; no other embedding is in memory.
     pub(crate) fn shared(&self) -> SharedLayers {
         let (layers, config) = (self.file.layout().blocks, &self.config);
-        let pinned = |floor: &Option<Vec<PackedMatrix>>| {
-            Some(floor.as_ref()?.iter().cloned().map(Arc::new).collect::<Vec<_>>())
+        let pinned = |chunk: &Option<Vec<PackedMatrix>>| {
+            Some(chunk.as_ref()?.iter().cloned().map(Arc::new).collect::<Vec<_>>())
         };
         let blocks = self.pinned[..layers].iter().map_while(pinned).enumerate();
         let blocks = blocks.map(|(block, matrices)| {
@@ -208,19 +208,19 @@ impl StreamedLayers {
     }
 }
 
-/// Returns the matrices of the chunk `floor` and requests the next chunks; calls `meanwhile` during waits.
+/// Returns the matrices of the chunk `chunk` and requests the next chunks; calls `meanwhile` during waits.
 fn reach<'a>(
     pinned: &'a [Option<Vec<PackedMatrix>>],
     window: &'a mut Option<DoubleBuffer>,
-    (floor, heading): (usize, PassDirection),
+    (chunk, heading): (usize, PassDirection),
     meanwhile: WaitCallback<'_>,
 ) -> Result<&'a [PackedMatrix], WeightReadError> {
-    match (&pinned[floor], window) {
+    match (&pinned[chunk], window) {
         (Some(matrices), window) => {
-            window.iter_mut().for_each(|window| window.approach(floor, heading));
+            window.iter_mut().for_each(|window| window.approach(chunk, heading));
             Ok(matrices)
         }
-        (None, Some(window)) => window.reach(floor, heading, meanwhile),
+        (None, Some(window)) => window.reach(chunk, heading, meanwhile),
         (None, None) => Err(WeightReadError::ReaderEnded),
     }
 }
@@ -252,12 +252,12 @@ impl HostLayers for StreamedLayers {
         out: &mut [f32],
         meanwhile: WaitCallback<'_>,
     ) -> Result<(), WeightReadError> {
-        let (floors, own) = self.place(call.site);
+        let (chunks, own) = self.place(call.site);
         let (site, biases) = (&self.sites[call.site.0 as usize], &self.biases[call.site.0 as usize]);
         let heading = if call.op == SiteOp::Backward { PassDirection::Down } else { PassDirection::Up };
         let (mut from, mut first_row) = (SumFrom::Zero, 0);
-        for floor in floors {
-            let way = (floor, heading);
+        for chunk in chunks {
+            let way = (chunk, heading);
             let matrices = &reach(&self.pinned, &mut self.window, way, meanwhile)?[own.clone()];
             let begun = Instant::now();
             let mut column = first_row;
@@ -274,7 +274,7 @@ impl HostLayers for StreamedLayers {
             evaluate(compute, site, call, x, &parts, from, out);
             // Only the head spans several chunks, and it is a single matrix.
             (from, first_row) = (SumFrom::Out, column);
-            self.stats.add_computed(floor, begun);
+            self.stats.add_computed(chunk, begun);
         }
         Ok(())
     }
@@ -295,13 +295,13 @@ impl HostLayers for StreamedLayers {
     }
 
     fn floors(&self) -> Option<Vec<u32>> {
-        let floor = |site| self.place(SiteId(site)).0.start as u32;
-        self.window.as_ref().map(|_| (0..self.sites.len() as u32).map(floor).collect())
+        let chunk = |site| self.place(SiteId(site)).0.start as u32;
+        self.window.as_ref().map(|_| (0..self.sites.len() as u32).map(chunk).collect())
     }
 
     fn sweep_bytes(&self) -> u64 {
-        let floors = self.file.layout().floors.iter().zip(&self.pinned);
-        floors.filter(|(_, pinned)| pinned.is_none()).map(|(floor, _)| floor.bytes() as u64).sum()
+        let chunks = self.file.layout().chunks.iter().zip(&self.pinned);
+        chunks.filter(|(_, pinned)| pinned.is_none()).map(|(chunk, _)| chunk.bytes() as u64).sum()
     }
 
     fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
@@ -338,20 +338,20 @@ impl StreamedLayers {
 
 /// Reads each pinned chunk once, into memory of its own.
 fn pin(file: &PackedFile, plan: &PinPlan) -> Result<Vec<(usize, Vec<PackedMatrix>)>, StreamError> {
-    let bytes = plan.pinned.iter().map(|&floor| file.floor(floor).bytes()).sum();
+    let bytes = plan.pinned.iter().map(|&chunk| file.chunk(chunk).bytes()).sum();
     let mut slab = PageSlab::new(bytes)?;
     let mut at = 0;
-    for &floor in &plan.pinned {
-        let floor = file.floor(floor);
+    for &chunk in &plan.pinned {
+        let chunk = file.chunk(chunk);
         let into = slab.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
-        file.load(&floor.pages, &floor.parts, &mut into[at..])?;
-        at += floor.bytes();
+        file.load(&chunk.pages, &chunk.parts, &mut into[at..])?;
+        at += chunk.bytes();
     }
     let mut at = 0;
     let matrices = plan.pinned.iter().map(|&number| {
-        let floor = file.floor(number);
-        let matrices = file.matrices(&floor.pages, &floor.parts, &slab, at);
-        at += floor.bytes();
+        let chunk = file.chunk(number);
+        let matrices = file.matrices(&chunk.pages, &chunk.parts, &slab, at);
+        at += chunk.bytes();
         (number, matrices)
     });
     Ok(matrices.collect())

@@ -47,23 +47,23 @@ proptest! {
     #[test]
     fn a_step_gives_one_token_to_one_branch(steps in 1_usize..=MAX_NODES, width in 1_usize..=4) {
         let mut draft = HashedDraft { width, runs: Vec::new() };
-        let (mut pacer, mut tree) = (BranchSelector::default(), TokenTree::new());
+        let (mut selector, mut tree) = (BranchSelector::default(), TokenTree::new());
         for step in 1..=steps {
             let runs = draft.runs.len();
-            prop_assert!(pacer.step(&mut tree, &mut draft).unwrap());
+            prop_assert!(selector.step(&mut tree, &mut draft).unwrap());
             prop_assert_eq!(tree.len(), step);
             prop_assert!(draft.runs.len() <= runs + 1);
-            prop_assert!(pacer.branches.len() <= MAX_BRANCHES);
+            prop_assert!(selector.branches.len() <= MAX_BRANCHES);
         }
-        let opened = |pacer: &BranchSelector| -> Vec<(Option<NodeId>, usize)> {
-            let mut opened: Vec<_> = pacer.branches.iter().filter_map(|branch| match *branch {
+        let opened = |selector: &BranchSelector| -> Vec<(Option<NodeId>, usize)> {
+            let mut opened: Vec<_> = selector.branches.iter().filter_map(|branch| match *branch {
                 OpenBranch::At { tip, tokens } => Some((tip, tokens)),
                 OpenBranch::Unopened { .. } => None,
             }).collect();
             opened.sort_unstable();
             opened
         };
-        prop_assert_eq!(opened(&pacer), opened(&BranchSelector::new(&tree)));
+        prop_assert_eq!(opened(&selector), opened(&BranchSelector::new(&tree)));
     }
 }
 

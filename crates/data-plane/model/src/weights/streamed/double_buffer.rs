@@ -50,7 +50,7 @@ const LATEST: f64 = 0.25;
 
 #[derive(Debug)]
 struct ReadChunk {
-    floor: usize,
+    chunk: usize,
     slab: PageSlab,
     outcome: Result<(), WeightReadError>,
 }
@@ -73,10 +73,10 @@ impl ReadQueue {
     }
 
     /// Returns the expected remaining time until a chunk of `bytes` bytes is read.
-    fn left_of(&self, floor: usize, bytes: u64) -> Duration {
+    fn left_of(&self, chunk: usize, bytes: u64) -> Duration {
         let Some((reading, read_bytes, since)) = self.reading else { return self.time_of(bytes) };
         let first = self.time_of(read_bytes).saturating_sub(since.elapsed());
-        if reading == floor { first } else { first + self.time_of(bytes) }
+        if reading == chunk { first } else { first + self.time_of(bytes) }
     }
 
     /// Records a finished read of `bytes` bytes.
@@ -89,7 +89,7 @@ impl ReadQueue {
 
 struct AwaitedChunk<'a> {
     shared: &'a ReaderShared,
-    floor: usize,
+    chunk: usize,
     bytes: u64,
     /// Bytes of the following chunk of the pass, or 0 for the last one.
     next_bytes: u64,
@@ -105,7 +105,7 @@ impl PendingWeights for AwaitedChunk<'_> {
     /// continues meanwhile, so such a pause costs no time; the last quarter is for computing this chunk.
     fn left(&self) -> Duration {
         let desk = self.shared.desk();
-        desk.left_of(self.floor, self.bytes) + desk.time_of(self.next_bytes) * 3 / 4
+        desk.left_of(self.chunk, self.bytes) + desk.time_of(self.next_bytes) * 3 / 4
     }
 }
 
@@ -128,7 +128,7 @@ impl ReaderShared {
 
 #[derive(Debug)]
 struct LoadedChunk {
-    floor: usize,
+    chunk: usize,
     // The field order drops the matrices before their slab.
     matrices: Vec<PackedMatrix>,
     slab: PageSlab,
@@ -163,10 +163,10 @@ impl DoubleBuffer {
         bytes_per_s: Option<NonZeroU64>,
     ) -> io::Result<Self> {
         let (below, head): (Vec<usize>, Vec<usize>) =
-            streamed.iter().partition(|floor| **floor < file.layout().blocks);
+            streamed.iter().partition(|chunk| **chunk < file.layout().blocks);
         // Sums over the head's outputs start with the first, so its chunks ascend in both directions.
         let down = head.into_iter().chain(below.into_iter().rev()).collect();
-        let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
+        let bytes = streamed.iter().map(|&chunk| file.chunk(chunk).bytes()).max().unwrap_or(0);
         let spare = (0..SLABS).map(|_| PageSlab::new(bytes)).collect::<io::Result<_>>()?;
         let shared = Arc::new(ReaderShared::default());
         let reader = ChunkReader { file: Arc::clone(file), stats: Arc::clone(stats), bytes_per_s };
@@ -185,9 +185,9 @@ impl DoubleBuffer {
         })
     }
 
-    /// Requests the chunks that a pass at `floor` needs next; `floor` itself may be pinned.
-    pub(super) fn approach(&mut self, floor: usize, heading: PassDirection) {
-        let wanted = self.wanted(floor, heading);
+    /// Requests the chunks that a pass at `chunk` needs next; `chunk` itself may be pinned.
+    pub(super) fn approach(&mut self, chunk: usize, heading: PassDirection) {
+        let wanted = self.wanted(chunk, heading);
         let shared = Arc::clone(&self.shared);
         // A pass that needs a failed chunk requests it again.
         drop(self.collect_reads(&mut shared.desk()));
@@ -200,23 +200,23 @@ impl DoubleBuffer {
     /// The chunk cannot be read.
     pub(super) fn reach(
         &mut self,
-        floor: usize,
+        chunk: usize,
         heading: PassDirection,
         meanwhile: WaitCallback<'_>,
     ) -> Result<&[PackedMatrix], WeightReadError> {
-        let wanted = self.wanted(floor, heading);
-        let bytes = |floor| self.file.floor(floor).bytes() as u64;
-        let ahead = wanted.get(1).filter(|next| self.place(**next, heading) > self.place(floor, heading));
+        let wanted = self.wanted(chunk, heading);
+        let bytes = |chunk| self.file.chunk(chunk).bytes() as u64;
+        let ahead = wanted.get(1).filter(|next| self.place(**next, heading) > self.place(chunk, heading));
         let next_bytes = ahead.map_or(0, |next| bytes(*next));
-        let (shared, bytes) = (Arc::clone(&self.shared), bytes(floor));
-        let awaited = AwaitedChunk { shared: &shared, floor, bytes, next_bytes };
+        let (shared, bytes) = (Arc::clone(&self.shared), bytes(chunk));
+        let awaited = AwaitedChunk { shared: &shared, chunk, bytes, next_bytes };
         loop {
             let failed = self.collect_reads(&mut shared.desk());
-            if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == floor) {
+            if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == chunk) {
                 return Err(error);
             }
             self.arrange(&wanted);
-            if let Some(at) = self.loaded.iter().position(|loaded| loaded.floor == floor) {
+            if let Some(at) = self.loaded.iter().position(|loaded| loaded.chunk == chunk) {
                 return Ok(&self.loaded[at].matrices);
             }
             self.stats.waiting(|| {
@@ -231,18 +231,18 @@ impl DoubleBuffer {
     }
 
     /// Returns the chunk and its successors, up to the size of the buffer.
-    fn wanted(&self, floor: usize, heading: PassDirection) -> Vec<usize> {
+    fn wanted(&self, chunk: usize, heading: PassDirection) -> Vec<usize> {
         let most = match self.readahead {
             Readahead::Next => SLABS,
             Readahead::Nothing => 1,
         };
-        let (order, place) = (&self.orders[heading as usize], |floor| self.place(floor, heading));
-        let ahead = order.iter().filter(|other| place(**other) >= place(floor));
+        let (order, place) = (&self.orders[heading as usize], |chunk| self.place(chunk, heading));
+        let ahead = order.iter().filter(|other| place(**other) >= place(chunk));
         // An upward sweep is followed by another one; after a downward sweep the next one is unknown.
         let again = order.iter().filter(|_| heading == PassDirection::Up);
         let mut wanted: Vec<usize> = Vec::with_capacity(most);
         for &next in ahead.chain(again) {
-            let is_due = self.readahead == Readahead::Next || next == floor;
+            let is_due = self.readahead == Readahead::Next || next == chunk;
             if wanted.len() < most && is_due && !wanted.contains(&next) {
                 wanted.push(next);
             }
@@ -251,27 +251,27 @@ impl DoubleBuffer {
     }
 
     /// Returns a sort key for the order of chunks in a sweep.
-    fn place(&self, floor: usize, heading: PassDirection) -> (bool, usize) {
-        match (heading, floor < self.file.layout().blocks) {
-            (PassDirection::Down, true) => (true, usize::MAX - floor),
-            _ => (false, floor),
+    fn place(&self, chunk: usize, heading: PassDirection) -> (bool, usize) {
+        match (heading, chunk < self.file.layout().blocks) {
+            (PassDirection::Down, true) => (true, usize::MAX - chunk),
+            _ => (false, chunk),
         }
     }
 
     /// Takes finished reads into the buffer and returns the failed ones with their errors.
     fn collect_reads(&mut self, desk: &mut ReadQueue) -> Vec<(usize, WeightReadError)> {
         let mut failed = Vec::new();
-        for ReadChunk { floor, slab, outcome } in desk.read.drain(..) {
-            self.asked.retain(|&asked| asked != floor);
+        for ReadChunk { chunk, slab, outcome } in desk.read.drain(..) {
+            self.asked.retain(|&asked| asked != chunk);
             match outcome {
                 Ok(()) => {
-                    let of = self.file.floor(floor);
+                    let of = self.file.chunk(chunk);
                     let matrices = self.file.matrices(&of.pages, &of.parts, &slab, 0);
-                    self.loaded.push(LoadedChunk { floor, matrices, slab });
+                    self.loaded.push(LoadedChunk { chunk, matrices, slab });
                 }
                 Err(error) => {
                     self.spare.push(slab);
-                    failed.push((floor, error));
+                    failed.push((chunk, error));
                 }
             }
         }
@@ -280,32 +280,32 @@ impl DoubleBuffer {
 
     /// Drops unwanted chunks and requests the wanted ones.
     fn arrange(&mut self, wanted: &[usize]) {
-        let missing = |window: &Self, floor: &usize| {
-            !window.asked.contains(floor) && window.loaded.iter().all(|loaded| loaded.floor != *floor)
+        let missing = |window: &Self, chunk: &usize| {
+            !window.asked.contains(chunk) && window.loaded.iter().all(|loaded| loaded.chunk != *chunk)
         };
-        if !wanted.iter().any(|floor| missing(self, floor)) {
+        if !wanted.iter().any(|chunk| missing(self, chunk)) {
             return;
         }
         let shared = Arc::clone(&self.shared);
         let mut desk = shared.desk();
         // The reader has not begun these reads.
-        for (floor, slab) in std::mem::take(&mut desk.wanted) {
-            if wanted.contains(&floor) {
-                desk.wanted.push_back((floor, slab));
+        for (chunk, slab) in std::mem::take(&mut desk.wanted) {
+            if wanted.contains(&chunk) {
+                desk.wanted.push_back((chunk, slab));
             } else {
-                self.asked.retain(|&asked| asked != floor);
+                self.asked.retain(|&asked| asked != chunk);
                 self.spare.push(slab);
             }
         }
-        for floor in wanted {
-            if !missing(self, floor) {
+        for chunk in wanted {
+            if !missing(self, chunk) {
                 continue;
             }
             let Some(slab) = self.spare.pop().or_else(|| self.give_up(wanted)) else { break };
-            self.asked.push(*floor);
-            match *floor == wanted[0] {
-                true => desk.wanted.push_front((*floor, slab)),
-                false => desk.wanted.push_back((*floor, slab)),
+            self.asked.push(*chunk);
+            match *chunk == wanted[0] {
+                true => desk.wanted.push_front((*chunk, slab)),
+                false => desk.wanted.push_back((*chunk, slab)),
             }
         }
         drop(desk);
@@ -314,7 +314,7 @@ impl DoubleBuffer {
 
     /// Frees the slab of an unwanted chunk.
     fn give_up(&mut self, wanted: &[usize]) -> Option<PageSlab> {
-        let at = self.loaded.iter().position(|loaded| !wanted.contains(&loaded.floor))?;
+        let at = self.loaded.iter().position(|loaded| !wanted.contains(&loaded.chunk))?;
         let LoadedChunk { matrices, slab, .. } = self.loaded.swap_remove(at);
         drop(matrices);
         Some(slab)
@@ -353,31 +353,31 @@ impl ChunkReader {
             if desk.is_closed {
                 return;
             }
-            let Some((floor, mut slab)) = desk.wanted.pop_front() else { continue };
-            let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
-            desk.reading = Some((floor, bytes, since));
+            let Some((chunk, mut slab)) = desk.wanted.pop_front() else { continue };
+            let (bytes, since) = (self.file.chunk(chunk).bytes() as u64, Instant::now());
+            desk.reading = Some((chunk, bytes, since));
             drop(desk);
             self.stats.begin_read(since);
-            let outcome = self.read(floor, &mut slab, since);
+            let outcome = self.read(chunk, &mut slab, since);
             let mut desk = shared.desk();
             // The read is counted before the pass can see its result.
             self.stats.end_read(bytes, since);
             desk.note(bytes, since);
-            desk.read.push(ReadChunk { floor, slab, outcome });
+            desk.read.push(ReadChunk { chunk, slab, outcome });
             drop(desk);
             shared.changed.notify_all();
         }
     }
 
-    fn read(&self, floor: usize, slab: &mut PageSlab, begun: Instant) -> Result<(), WeightReadError> {
-        let floor = self.file.floor(floor);
+    fn read(&self, chunk: usize, slab: &mut PageSlab, begun: Instant) -> Result<(), WeightReadError> {
+        let chunk = self.file.chunk(chunk);
         let into = slab.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
         let outcome = match failpoint::hit("weights.read") {
-            FailpointOutcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
+            FailpointOutcome::Pass => self.file.load(&chunk.pages, &chunk.parts, into),
             FailpointOutcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
         };
         if let Some(bytes_per_s) = self.bytes_per_s {
-            let due = begun + Duration::from_secs_f64(floor.bytes() as f64 / bytes_per_s.get() as f64);
+            let due = begun + Duration::from_secs_f64(chunk.bytes() as f64 / bytes_per_s.get() as f64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         outcome

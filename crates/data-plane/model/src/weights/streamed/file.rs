@@ -200,10 +200,10 @@ impl PackedFile {
 
     /// Reads and checks every chunk once.
     fn check_all(&self) -> io::Result<()> {
-        let mut slab = PageSlab::new(self.layout.floor_bytes().max(self.layout.grain_bytes()))?;
+        let mut slab = PageSlab::new(self.layout.chunk_bytes().max(self.layout.grain_bytes()))?;
         let bad = |error: WeightReadError| io::Error::new(io::ErrorKind::InvalidData, error);
-        for floor in &self.layout.floors {
-            self.load(&floor.pages, &floor.parts, slab.as_mut_slice().unwrap_or_default()).map_err(bad)?;
+        for chunk in &self.layout.chunks {
+            self.load(&chunk.pages, &chunk.parts, slab.as_mut_slice().unwrap_or_default()).map_err(bad)?;
         }
         let embedding = &self.layout.matrices[self.layout.embedding];
         for token in (0..embedding.rows()).step_by(GRAIN_ROWS) {
@@ -278,8 +278,8 @@ impl PackedFile {
         self.layout.matrices[matrix].form(self.table.units[matrix])
     }
 
-    pub(super) fn floor(&self, floor: usize) -> &LayerChunk {
-        &self.layout.floors[floor]
+    pub(super) fn chunk(&self, chunk: usize) -> &LayerChunk {
+        &self.layout.chunks[chunk]
     }
 }
 

@@ -6,7 +6,7 @@
 //! panels   matrix after matrix, each from the start of a page: block 0, block 1, ..., token embedding, head
 //! ```
 //!
-//! A layer chunk (`floor`) is read at once: a block, or rows of the head up to the largest block's size.
+//! A layer chunk is read at once: a block, or rows of the head up to the largest block's size.
 
 use std::ops::Range;
 
@@ -105,7 +105,7 @@ pub(super) fn pages_of(range: &Range<u64>) -> Range<u64> {
 pub(super) struct WeightFileLayout {
     pub(super) matrices: Vec<FileMatrix>,
     /// Blocks, then pieces of the head.
-    pub(super) floors: Vec<LayerChunk>,
+    pub(super) chunks: Vec<LayerChunk>,
     /// Number of chunks that are blocks.
     pub(super) blocks: usize,
     pub(super) embedding: usize,
@@ -140,17 +140,17 @@ impl WeightFileLayout {
         }
         let (blocks, embedding) = (config.layers, firsts[config.layers]);
         let of_block = firsts.windows(2).map(|ends| ends[0]..ends[1]);
-        let mut floors: Vec<LayerChunk> = of_block.map(|own| block_floor(&matrices, own)).collect();
-        let largest = floors.iter().map(LayerChunk::bytes).max().unwrap_or(0);
+        let mut chunks: Vec<LayerChunk> = of_block.map(|own| block_chunk(&matrices, own)).collect();
+        let largest = chunks.iter().map(LayerChunk::bytes).max().unwrap_or(0);
         let head = matrices.len() - 1;
         // The first and the last page of a piece may be partial.
         let cuts: Vec<_> = matrices[head].cuts(largest.saturating_sub(2 * PAGE_BYTES)).collect();
         let head_rows = cuts.first().map_or(1, Range::len);
-        floors.extend(cuts.into_iter().map(|rows| {
+        chunks.extend(cuts.into_iter().map(|rows| {
             let pages = pages_of(&matrices[head].range(&rows));
             LayerChunk { parts: vec![MatrixRows { matrix: head, rows }], pages }
         }));
-        Ok(Self { matrices, floors, blocks, embedding, head_rows, end })
+        Ok(Self { matrices, chunks, blocks, embedding, head_rows, end })
     }
 
     /// Returns the bytes of the table, which stays in memory.
@@ -159,8 +159,8 @@ impl WeightFileLayout {
     }
 
     /// Returns the bytes of the largest chunk.
-    pub(super) fn floor_bytes(&self) -> usize {
-        self.floors.iter().map(LayerChunk::bytes).max().unwrap_or(0)
+    pub(super) fn chunk_bytes(&self) -> usize {
+        self.chunks.iter().map(LayerChunk::bytes).max().unwrap_or(0)
     }
 
     /// Returns the rows and pages to read and check for a row of the token embedding.
@@ -186,7 +186,7 @@ fn stored(source: &dyn WeightSource, config: &ModelConfig, id: TensorId) -> Resu
     Ok(FileMatrix { id, kind, form, at: 0 })
 }
 
-fn block_floor(matrices: &[FileMatrix], own: Range<usize>) -> LayerChunk {
+fn block_chunk(matrices: &[FileMatrix], own: Range<usize>) -> LayerChunk {
     let (first, last) = (&matrices[own.start], &matrices[own.end - 1]);
     let pages = pages_of(&(first.at..last.range(&(0..last.rows())).end));
     let parts = own.map(|matrix| MatrixRows { matrix, rows: 0..matrices[matrix].rows() }).collect();

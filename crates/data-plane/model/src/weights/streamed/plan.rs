@@ -29,23 +29,23 @@ impl PinPlan {
         let layout = WeightFileLayout::of(source)?;
         let bound = usize::try_from(bound_bytes).unwrap_or(usize::MAX);
         let beside = layout.table_bytes() + PageSlab::memory_bytes(layout.grain_bytes());
-        let all: usize = layout.floors.iter().map(|floor| floor.bytes()).sum();
+        let all: usize = layout.chunks.iter().map(|chunk| chunk.bytes()).sum();
         if beside + PageSlab::memory_bytes(all) <= bound {
             return Ok(Self {
-                pinned: (0..layout.floors.len()).collect(),
+                pinned: (0..layout.chunks.len()).collect(),
                 bytes: beside + PageSlab::memory_bytes(all),
             });
         }
-        let window = beside + SLABS * PageSlab::memory_bytes(layout.floor_bytes());
+        let window = beside + SLABS * PageSlab::memory_bytes(layout.chunk_bytes());
         if window + PageSlab::memory_bytes(0) > bound {
             let least_bytes = (window + PageSlab::memory_bytes(0)) as u64;
             return Err(StreamError::Bound { bound_bytes, least_bytes });
         }
         let (mut pinned, mut taken) = (Vec::new(), 0);
-        let head: Vec<usize> = (layout.blocks..layout.floors.len()).collect();
+        let head: Vec<usize> = (layout.blocks..layout.chunks.len()).collect();
         let blocks = (0..layout.blocks).map(|block| vec![block]);
         for together in [head].into_iter().chain(blocks) {
-            let more: usize = together.iter().map(|&floor| layout.floors[floor].bytes()).sum();
+            let more: usize = together.iter().map(|&chunk| layout.chunks[chunk].bytes()).sum();
             if window + PageSlab::memory_bytes(taken + more) <= bound {
                 taken += more;
                 pinned.extend(together);
