@@ -5,7 +5,7 @@ use sqlx::Connection as _;
 use super::records::BatchRecord;
 use crate::{
     adapters::database::{Database, DatabaseError},
-    training::table::{ListedPage, Page, text},
+    training::table::{ListedPage, Page, page_query, text},
 };
 
 /// Result of adding a batch.
@@ -60,14 +60,7 @@ impl Database {
         tenant: &str,
         page: &Page,
     ) -> Result<ListedPage<BatchRecord>, DatabaseError> {
-        self.page(
-            "SELECT record FROM batches WHERE tenant = ?1 \
-             AND number < COALESCE((SELECT number FROM batches WHERE id = ?2), 9223372036854775807) \
-             ORDER BY number DESC LIMIT ?3",
-            tenant,
-            page,
-        )
-        .await
+        self.page(page_query!("batches"), tenant, page).await
     }
 
     /// Returns every unfinished batch, in the order of creation.

@@ -108,54 +108,26 @@ fn stop_strings(stop: Option<&StopStrings>) -> Vec<String> {
     stop.map_or_else(Vec::new, strings)
 }
 
+/// Converts between the parameters of a request and those of a record; a field that one lacks is an error.
+macro_rules! converted {
+    ($source:expr, $From:ident => $To:ident { $($field:ident),* }) => {{
+        let $From { $($field),* } = $source;
+        $To { $($field),* }
+    }};
+    ($source:expr, $From:ident => $To:ident) => {
+        converted!($source, $From => $To {
+            temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty,
+            logit_bias, seed
+        })
+    };
+}
+
 fn sampler(sampling: Sampling) -> Sampler {
-    let Sampling {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        presence_penalty,
-        frequency_penalty,
-        repetition_penalty,
-        logit_bias,
-        seed,
-    } = sampling;
-    Sampler {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        presence_penalty,
-        frequency_penalty,
-        repetition_penalty,
-        logit_bias,
-        seed,
-    }
+    converted!(sampling, Sampling => Sampler)
 }
 
 /// Returns the sampling parameters of a recorded sampler.
 #[must_use]
 pub(crate) fn sampling(sampler: Sampler) -> Sampling {
-    let Sampler {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        presence_penalty,
-        frequency_penalty,
-        repetition_penalty,
-        logit_bias,
-        seed,
-    } = sampler;
-    Sampling {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        presence_penalty,
-        frequency_penalty,
-        repetition_penalty,
-        logit_bias,
-        seed,
-    }
+    converted!(sampler, Sampler => Sampling)
 }

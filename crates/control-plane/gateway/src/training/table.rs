@@ -273,6 +273,20 @@ impl TrainingTable {
     }
 }
 
+/// Query of a page of a table's records of a tenant, after the one with an id, the newest first.
+macro_rules! page_query {
+    ($table:literal) => {
+        concat!(
+            "SELECT record FROM ",
+            $table,
+            " WHERE tenant = ?1 AND number < COALESCE((SELECT number FROM ",
+            $table,
+            " WHERE id = ?2), 9223372036854775807) ORDER BY number DESC LIMIT ?3"
+        )
+    };
+}
+pub(crate) use page_query;
+
 /// Makes a page of `items`, which were queried with one more than `limit` to see whether more follow.
 fn cut<T>(mut items: Vec<T>, limit: u32) -> ListedPage<T> {
     let has_more = items.len() > limit as usize;

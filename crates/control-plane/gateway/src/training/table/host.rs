@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use sqlx::{Connection as _, Sqlite, SqliteConnection, query::QueryScalar, sqlite::SqliteArguments};
 
-use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, before, cut, read, text};
+use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, before, cut, page_query, read, text};
 use crate::{
     adapters::database::{Database, DatabaseError},
     training::{
@@ -54,14 +54,7 @@ impl Database {
         tenant: &str,
         page: &Page,
     ) -> Result<ListedPage<FileRecord>, DatabaseError> {
-        self.page(
-            "SELECT record FROM files WHERE tenant = ?1 \
-             AND number < COALESCE((SELECT number FROM files WHERE id = ?2), 9223372036854775807) \
-             ORDER BY number DESC LIMIT ?3",
-            tenant,
-            page,
-        )
-        .await
+        self.page(page_query!("files"), tenant, page).await
     }
 
     /// Returns the ids of all files.
@@ -153,14 +146,7 @@ impl Database {
         tenant: &str,
         page: &Page,
     ) -> Result<ListedPage<JobRecord>, DatabaseError> {
-        self.page(
-            "SELECT record FROM jobs WHERE tenant = ?1 \
-             AND number < COALESCE((SELECT number FROM jobs WHERE id = ?2), 9223372036854775807) \
-             ORDER BY number DESC LIMIT ?3",
-            tenant,
-            page,
-        )
-        .await
+        self.page(page_query!("jobs"), tenant, page).await
     }
 
     pub(super) async fn unfinished_jobs(&self) -> Result<Vec<JobRecord>, DatabaseError> {
