@@ -42,7 +42,7 @@ pub type TlsConnection = StreamOwned<ClientConnection, TcpStream>;
 #[derive(Debug)]
 pub struct RemoteExecutor {
     /// Certificates of the executor and its clients.
-    pub doors: SplitEndpoints,
+    pub endpoints: SplitEndpoints,
     /// Relay through which the executor is reached.
     pub wire: HostLink,
     place: TempDir,
@@ -65,18 +65,18 @@ impl RemoteExecutor {
     }
 
     fn plain(flags: &[&str]) -> Self {
-        let doors = SplitEndpoints::new();
+        let endpoints = SplitEndpoints::new();
         let place = tempfile::tempdir().expect("a temporary directory");
-        let wire = HostLink::to(doors.address());
+        let wire = HostLink::to(endpoints.address());
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let child = spawn(&doors, &place, &flags);
-        Self { doors, wire, place, flags, child }
+        let child = spawn(&endpoints, &place, &flags);
+        Self { endpoints, wire, place, flags, child }
     }
 
     /// Kills the executor and starts another in its place.
     pub fn die_and_return(&mut self) {
         self.kill();
-        self.child = spawn(&self.doors, &self.place, &self.flags);
+        self.child = spawn(&self.endpoints, &self.place, &self.flags);
     }
 
     fn kill(&mut self) {
@@ -94,9 +94,9 @@ impl RemoteExecutor {
     /// Adds the executor to a plan, with the certificate of `client`.
     #[must_use]
     pub fn shown(&self, plan: DeploymentPlan, name: &str, client: &str) -> DeploymentPlan {
-        let (cert, key) = self.doors.identity_of(client);
+        let (cert, key) = self.endpoints.identity_of(client);
         plan.elsewhere(name, self.wire.address)
-            .set("EXECUTOR_CA", &self.doors.ca().display().to_string())
+            .set("EXECUTOR_CA", &self.endpoints.ca().display().to_string())
             .set("EXECUTOR_CERT", &cert.display().to_string())
             .set("EXECUTOR_CERT_KEY", &key.display().to_string())
     }
@@ -112,13 +112,13 @@ impl RemoteExecutor {
     /// # Errors
     /// If the executor closes the connection after the check of the certificate.
     pub fn raw(&self, client: Option<&str>, ask: &RemoteRequest) -> io::Result<(TlsConnection, RemoteReply)> {
-        let mut files = self.doors.tls_files(Some("a key"));
-        files.identity = client.map(|client| self.doors.identity_of(client));
+        let mut files = self.endpoints.tls_files(Some("a key"));
+        files.identity = client.map(|client| self.endpoints.identity_of(client));
         let mut config = client::transport::tls::config(&files).expect("the certificates");
         config.alpn_protocols = vec![ALPN.to_vec()];
-        let name = ServerName::from(self.doors.address().ip());
+        let name = ServerName::from(self.endpoints.address().ip());
         let tls = ClientConnection::new(Arc::new(config), name).expect("a TLS client");
-        let tcp = TcpStream::connect(self.doors.address())?;
+        let tcp = TcpStream::connect(self.endpoints.address())?;
         tcp.set_read_timeout(Some(WATCHDOG))?;
         let mut stream = StreamOwned::new(tls, tcp);
         stream.write_all(&frame(ask))?;
@@ -153,7 +153,7 @@ impl Drop for RemoteExecutor {
     }
 }
 
-fn spawn(doors: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
+fn spawn(endpoints: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
     let path = |name: &str| place.path().join(name);
     let log = File::options().append(true).create(true).open(path("log")).expect("a log file");
     let mut command = Command::new(program("base-executor"));
@@ -165,11 +165,11 @@ fn spawn(doors: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
     command.arg("--model").arg(fixtures::model());
     command.arg("--socket").arg(path("run/executor.sock"));
     command.args(["--max-workers", "0", "--exit-with-stdin", "--cores", &crate::cores::one()]);
-    command.args(["--layer-listen", &doors.address().to_string()]);
+    command.args(["--layer-listen", &endpoints.address().to_string()]);
     let files: [(&str, PathBuf); 3] = [
-        ("--layer-cert", doors.server_certificate()),
-        ("--layer-cert-key", doors.server_key()),
-        ("--layer-client-ca", doors.ca()),
+        ("--layer-cert", endpoints.server_certificate()),
+        ("--layer-cert-key", endpoints.server_key()),
+        ("--layer-client-ca", endpoints.ca()),
     ];
     for (flag, path) in files {
         command.arg(flag).arg(path);

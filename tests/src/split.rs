@@ -96,12 +96,12 @@ impl SplitEndpoints {
     pub fn at(host: Ipv4Addr) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let free = TcpListener::bind((host, 0)).expect("a free port");
-        let doors = Self { directory, address: free.local_addr().expect("an address") };
+        let endpoints = Self { directory, address: free.local_addr().expect("an address") };
         let mut cert = holobiont();
         cert.args(["cert", "--host", &host.to_string(), "--client", CERTIFIED, "--client", GATEWAY, "--dir"]);
-        let made = cert.arg(doors.directory.path()).output().expect("holobiont cert runs");
+        let made = cert.arg(endpoints.directory.path()).output().expect("holobiont cert runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        doors
+        endpoints
     }
 
     /// Adds the endpoints to a deployment's plan: remote clients with a certificate may connect.

@@ -153,15 +153,15 @@ impl BaseDevice for Gpu {
         memory: &MemoryAccount,
     ) -> anyhow::Result<(CudaModel, Workers)> {
         let socket = config.worker_socket();
-        let door = WorkerListener { socket: &socket, most: config.max_workers, memory };
-        let door = (config.max_workers > 0).then_some(door);
+        let listener = WorkerListener { socket: &socket, most: config.max_workers, memory };
+        let listener = (config.max_workers > 0).then_some(listener);
         let rows = JobRows {
             pass: config.chunk_tokens + config.max_running,
             head: config.max_running + PROMPT_HEAD_ROWS,
         };
         let invocation = config.worker_invocation.into();
         let bridging = BridgeSetup { cuda: pass.cuda(), cores: cores.to_vec(), invocation };
-        let (workers, assist) = Workers::start_on_device(door, rows, pass.config(), library, bridging)?;
+        let (workers, assist) = Workers::start_on_device(listener, rows, pass.config(), library, bridging)?;
         Ok((pass.with_assist(assist), workers))
     }
 

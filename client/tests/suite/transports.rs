@@ -35,7 +35,7 @@ use testkit::WATCHDOG;
 
 const MODEL: &str = "llama-tied";
 
-fn door(mischief: MaliciousBehavior) -> TestEndpoint {
+fn endpoint(mischief: MaliciousBehavior) -> TestEndpoint {
     let executor = executor(&tiny(MODEL));
     let widths = widths(&executor);
     TestEndpoint::new(executor, widths, mischief)
@@ -104,10 +104,13 @@ fn one_call(session: &mut Session) -> Result<Vec<f32>, CallError> {
 fn shared_memory_a_unix_socket_and_tls_give_the_tokens_of_the_resident_model() {
     let directory = private_directory();
     let expected = expected();
-    assert_eq!(found(local(&door(MaliciousBehavior::None).local(directory.path()))), (expected.clone(), 0));
-    assert_eq!(found(ipc(&door(MaliciousBehavior::None).ipc(directory.path()))), (expected.clone(), 0));
+    assert_eq!(
+        found(local(&endpoint(MaliciousBehavior::None).local(directory.path()))),
+        (expected.clone(), 0)
+    );
+    assert_eq!(found(ipc(&endpoint(MaliciousBehavior::None).ipc(directory.path()))), (expected.clone(), 0));
     let (ca, config) = certificate(directory.path());
-    let port = door(MaliciousBehavior::None).tls(config);
+    let port = endpoint(MaliciousBehavior::None).tls(config);
     assert_eq!(found(tls(port, &ca, "localhost", KEY)), (expected, 0));
 }
 
@@ -117,7 +120,7 @@ fn an_executor_that_dies_every_few_calls_changes_nothing_but_the_time() {
         let directory = private_directory();
         let place = directory.path();
         let (ipc_door, local_door) =
-            (door(MaliciousBehavior::DiesAfter(most)), door(MaliciousBehavior::DiesAfter(most)));
+            (endpoint(MaliciousBehavior::DiesAfter(most)), endpoint(MaliciousBehavior::DiesAfter(most)));
         let seen = (ipc_door.connections.clone(), local_door.connections.clone());
         for (connector, seen) in
             [(ipc(&ipc_door.ipc(place)), seen.0), (local(&local_door.local(place)), seen.1)]
@@ -134,10 +137,10 @@ fn guesses_change_no_token_on_any_way_nor_when_the_executor_dies_amid_a_tree() {
     let (directory, other) = (private_directory(), private_directory());
     let place = directory.path();
     let (ca, config) = certificate(place);
-    let port = door(MaliciousBehavior::None).tls(config);
-    let dying = |calls| door(MaliciousBehavior::DiesAfter(calls));
+    let port = endpoint(MaliciousBehavior::None).tls(config);
+    let dying = |calls| endpoint(MaliciousBehavior::DiesAfter(calls));
     let ways = [
-        (local(&door(MaliciousBehavior::None).local(place)), 0),
+        (local(&endpoint(MaliciousBehavior::None).local(place)), 0),
         (tls(port, &ca, "localhost", KEY), 0),
         (ipc(&dying(4).ipc(place)), 2),
         (local(&dying(5).local(other.path())), 2),
@@ -153,7 +156,7 @@ fn guesses_change_no_token_on_any_way_nor_when_the_executor_dies_amid_a_tree() {
 #[test]
 fn an_executor_that_stays_away_is_given_up_with_its_name() {
     let directory = private_directory();
-    let path = door(MaliciousBehavior::DiesAfter(0)).ipc(directory.path());
+    let path = endpoint(MaliciousBehavior::DiesAfter(0)).ipc(directory.path());
     let patience = Duration::from_millis(300);
     let mut session = Session::open(ipc(&path), ClientSettings { patience, ..settings() }).unwrap();
     let (begun, own) = (Instant::now(), session.opened().instance);
@@ -186,7 +189,7 @@ fn answers_that_make_no_sense_are_protocol_errors_and_never_rows() {
         MaliciousBehavior::GarbageControl,
     ] {
         let directory = private_directory();
-        let mut session = Session::open(ipc(&door(mischief).ipc(directory.path())), settings()).unwrap();
+        let mut session = Session::open(ipc(&endpoint(mischief).ipc(directory.path())), settings()).unwrap();
         let error = one_call(&mut session).unwrap_err();
         assert!(matches!(error, CallError::Link(LinkError::Protocol(_))), "{mischief:?}: {error}");
     }
@@ -194,7 +197,8 @@ fn answers_that_make_no_sense_are_protocol_errors_and_never_rows() {
         [MaliciousBehavior::OtherSequence, MaliciousBehavior::OtherRows, MaliciousBehavior::OtherDtype]
     {
         let directory = private_directory();
-        let mut session = Session::open(local(&door(mischief).local(directory.path())), settings()).unwrap();
+        let mut session =
+            Session::open(local(&endpoint(mischief).local(directory.path())), settings()).unwrap();
         let error = one_call(&mut session).unwrap_err();
         assert!(matches!(error, CallError::Link(LinkError::Protocol(_))), "{mischief:?}: {error}");
     }
@@ -204,7 +208,7 @@ fn answers_that_make_no_sense_are_protocol_errors_and_never_rows() {
 fn a_wrong_key_another_name_and_an_unknown_authority_are_told_apart() {
     let directory = private_directory();
     let (ca, config) = certificate(directory.path());
-    let port = door(MaliciousBehavior::None).tls(config);
+    let port = endpoint(MaliciousBehavior::None).tls(config);
     let open = |connector| Session::open(connector, settings());
     assert!(open(tls(port, &ca, "localhost", KEY)).is_ok());
     let error = open(tls(port, &ca, "localhost", "wrong")).unwrap_err();
@@ -226,8 +230,8 @@ fn rows_of_16_bits_are_rounded_alike_on_every_way() {
     let mut outs = Vec::new();
     for connector in [
         Box::new(executor(&tiny(MODEL))) as Box<dyn Connect>,
-        local(&door(MaliciousBehavior::None).local(directory.path())),
-        ipc(&door(MaliciousBehavior::None).ipc(directory.path())),
+        local(&endpoint(MaliciousBehavior::None).local(directory.path())),
+        ipc(&endpoint(MaliciousBehavior::None).ipc(directory.path())),
     ] {
         let mut session = Session::open(connector, settings()).unwrap();
         outs.push(one_call(&mut session).unwrap());

@@ -71,8 +71,8 @@ impl TestEndpoint {
         let listener = UnixListener::bind(&path).unwrap();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let door = self.clone();
-                thread::spawn(move || door.zmtp(stream, AcceptedMechanisms::Null));
+                let endpoint = self.clone();
+                thread::spawn(move || endpoint.zmtp(stream, AcceptedMechanisms::Null));
             }
         });
         path
@@ -83,11 +83,11 @@ impl TestEndpoint {
         let port = listener.local_addr().unwrap().port();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let (door, config) = (self.clone(), Arc::clone(&config));
+                let (endpoint, config) = (self.clone(), Arc::clone(&config));
                 stream.set_nodelay(true).unwrap();
                 thread::spawn(move || {
                     let tls = ServerConnection::new(config).unwrap();
-                    door.zmtp(StreamOwned::new(tls, stream), AcceptedMechanisms::Plain);
+                    endpoint.zmtp(StreamOwned::new(tls, stream), AcceptedMechanisms::Plain);
                 });
             }
         });
@@ -188,8 +188,8 @@ impl TestEndpoint {
                 // The socket is non-blocking.
                 match listener.accept() {
                     Ok(Some(accepted)) => {
-                        let door = self.clone();
-                        thread::spawn(move || door.channel(&accepted.connection));
+                        let endpoint = self.clone();
+                        thread::spawn(move || endpoint.channel(&accepted.connection));
                     }
                     Ok(None) => thread::sleep(Duration::from_millis(1)),
                     Err(_) => return,

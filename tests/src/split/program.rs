@@ -47,8 +47,13 @@ pub struct Program(Command);
 impl Program {
     /// Builds `holobiont-client COMMAND` over `route`, with a certificate for TLS.
     #[must_use]
-    pub fn new(command: &str, doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Self {
-        Self::over(clean(&fixtures::program("holobiont-client")), command, doors, deployment, route)
+    pub fn new(
+        command: &str,
+        endpoints: &SplitEndpoints,
+        deployment: &Deployment,
+        route: SplitRoute,
+    ) -> Self {
+        Self::over(clean(&fixtures::program("holobiont-client")), command, endpoints, deployment, route)
     }
 
     /// Builds the command through `launcher`, which receives the program's arguments.
@@ -56,17 +61,17 @@ impl Program {
     pub fn over(
         launcher: Command,
         command: &str,
-        doors: &SplitEndpoints,
+        endpoints: &SplitEndpoints,
         deployment: &Deployment,
         route: SplitRoute,
     ) -> Self {
-        let executor = doors.executor(deployment, route);
+        let executor = endpoints.executor(deployment, route);
         let program = Self::started_by(launcher).arg(command).renting(&executor, deployment.model());
         if route != SplitRoute::Tls {
             return program;
         }
-        let (certificate, key) = doors.identity();
-        let program = program.arg("--ca").arg(doors.ca());
+        let (certificate, key) = endpoints.identity();
+        let program = program.arg("--ca").arg(endpoints.ca());
         program.arg("--cert").arg(certificate).arg("--cert-key").arg(key)
     }
 

@@ -64,9 +64,9 @@ impl<T: Read + Write + Send> ByteStream for T {}
 
 /// Connects to the endpoint of `route` by TCP or Unix socket, without any protocol.
 #[must_use]
-pub fn bare(doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Box<dyn ByteStream> {
+pub fn bare(endpoints: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Box<dyn ByteStream> {
     if route == SplitRoute::Tls {
-        let tcp = tcp(doors);
+        let tcp = tcp(endpoints);
         limit(tcp.set_read_timeout(Some(LOOK)), Ok(()));
         return Box::new(tcp);
     }
@@ -79,18 +79,18 @@ pub fn bare(doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) 
 /// Connects, with a TLS handshake if the route has one.
 #[must_use]
 pub fn stream(
-    doors: &SplitEndpoints,
+    endpoints: &SplitEndpoints,
     deployment: &Deployment,
     route: SplitRoute,
     key: Option<&str>,
 ) -> Box<dyn ByteStream> {
     if route != SplitRoute::Tls {
-        return bare(doors, deployment, route);
+        return bare(endpoints, deployment, route);
     }
-    let config = client::transport::tls::config(&doors.tls_files(key)).expect("the certificates");
-    let name = ServerName::from(doors.address().ip());
+    let config = client::transport::tls::config(&endpoints.tls_files(key)).expect("the certificates");
+    let name = ServerName::from(endpoints.address().ip());
     let mut tls = ClientConnection::new(Arc::new(config), name).expect("a TLS client");
-    let mut tcp = tcp(doors);
+    let mut tcp = tcp(endpoints);
     while tls.is_handshaking() {
         tls.complete_io(&mut tcp).expect("TLS is agreed upon");
     }
@@ -98,8 +98,8 @@ pub fn stream(
     Box::new(StreamOwned::new(tls, tcp))
 }
 
-fn tcp(doors: &SplitEndpoints) -> TcpStream {
-    let stream = TcpStream::connect(doors.address()).expect("the door is open");
+fn tcp(endpoints: &SplitEndpoints) -> TcpStream {
+    let stream = TcpStream::connect(endpoints.address()).expect("the endpoint is open");
     limit(stream.set_read_timeout(Some(WATCHDOG)), stream.set_write_timeout(Some(LOOK)));
     stream
 }
@@ -158,12 +158,12 @@ impl Zmtp {
     /// # Errors
     /// If the peer closes the connection or refuses.
     pub fn session(
-        doors: &SplitEndpoints,
+        endpoints: &SplitEndpoints,
         deployment: &Deployment,
         route: SplitRoute,
         key: Option<&str>,
     ) -> io::Result<Self> {
-        let mut zmtp = Self::greet(stream(doors, deployment, route, key), key)?;
+        let mut zmtp = Self::greet(stream(endpoints, deployment, route, key), key)?;
         zmtp.send_control(&open(route, ""))?;
         match zmtp.hear()? {
             FromLayers::Opened(_) => Ok(zmtp),

@@ -50,21 +50,21 @@ struct LayersOnlyExecutor {
 
 impl LayersOnlyExecutor {
     /// Starts an executor of `model` on `device`, with or without an engine, in `directory`; remote clients
-    /// need a certificate of `doors`.
+    /// need a certificate of `endpoints`.
     fn start(
         directory: &Path,
         model: &Path,
         (engine, device): (&str, &str),
-        doors: Option<&SplitEndpoints>,
+        endpoints: Option<&SplitEndpoints>,
     ) -> Self {
         let socket = directory.join("private/executor.sock");
         let mut command =
             vec!["--engine".to_owned(), engine.to_owned(), "--device".to_owned(), device.to_owned()];
         command.extend(["--model".to_owned(), model.display().to_string()]);
         command.extend(["--socket".to_owned(), socket.display().to_string()]);
-        if let Some(doors) = doors {
-            let file = |name| doors.ca().with_file_name(name).display().to_string();
-            command.extend(["--layer-listen".to_owned(), doors.address().to_string()]);
+        if let Some(endpoints) = endpoints {
+            let file = |name| endpoints.ca().with_file_name(name).display().to_string();
+            command.extend(["--layer-listen".to_owned(), endpoints.address().to_string()]);
             command.extend(["--layer-cert".to_owned(), file("server.pem")]);
             command.extend(["--layer-cert-key".to_owned(), file("server-key.pem")]);
             command.extend(["--layer-client-ca".to_owned(), file("ca.pem")]);
@@ -88,28 +88,28 @@ impl LayersOnlyExecutor {
         read.and_then(Result::ok).map_or_else(String::new, |_| text)
     }
 
-    fn address(&self, doors: Option<&SplitEndpoints>, route: SplitRoute) -> String {
+    fn address(&self, endpoints: Option<&SplitEndpoints>, route: SplitRoute) -> String {
         let private = self.directory.join("private");
         match route {
             SplitRoute::SharedMemory => private.join("layers.sock").display().to_string(),
             SplitRoute::Ipc => format!("ipc://{}", private.join("layers.zmq").display()),
-            SplitRoute::Tls => format!("tls://{}", doors.expect("TLS has doors").address()),
+            SplitRoute::Tls => format!("tls://{}", endpoints.expect("TLS has endpoints").address()),
         }
     }
 
-    fn connector(&self, doors: Option<&SplitEndpoints>, route: SplitRoute) -> Box<dyn Connect> {
-        match self.address(doors, route).parse().expect("an address") {
+    fn connector(&self, endpoints: Option<&SplitEndpoints>, route: SplitRoute) -> Box<dyn Connect> {
+        match self.address(endpoints, route).parse().expect("an address") {
             Address::Local(socket) => Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG)),
             address => {
-                let files = doors.map(|doors| doors.tls_files(None)).unwrap_or_default();
+                let files = endpoints.map(|endpoints| endpoints.tls_files(None)).unwrap_or_default();
                 let connector = RemoteConnector::new(address, None, &files, WATCHDOG);
                 Box::new(connector.expect("the certificates can be read"))
             }
         }
     }
 
-    fn tenant(&self, model: &Path, doors: Option<&SplitEndpoints>, route: SplitRoute) -> SplitTenant {
-        let rented = SplitTenant::rent(model, self.connector(doors, route), OPEN, None, WATCHDOG);
+    fn tenant(&self, model: &Path, endpoints: Option<&SplitEndpoints>, route: SplitRoute) -> SplitTenant {
+        let rented = SplitTenant::rent(model, self.connector(endpoints, route), OPEN, None, WATCHDOG);
         rented.expect("the executor takes a client in")
     }
 
@@ -155,16 +155,16 @@ fn spawn(arguments: &[String], environment: &[(&str, &str)]) -> Child {
 fn client(
     executor: &LayersOnlyExecutor,
     model: &Path,
-    doors: &SplitEndpoints,
+    endpoints: &SplitEndpoints,
     route: SplitRoute,
     (question, tokens): (&str, usize),
 ) -> Command {
     let mut client = bare("holobiont-client");
-    client.args(["--json", "--quiet", "generate", "--executor", &executor.address(Some(doors), route)]);
+    client.args(["--json", "--quiet", "generate", "--executor", &executor.address(Some(endpoints), route)]);
     client.arg("--model").arg(model).args(["--patience-s", "90"]);
     if route == SplitRoute::Tls {
-        let (certificate, key) = doors.identity();
-        client.arg("--ca").arg(doors.ca()).arg("--cert").arg(certificate).arg("--cert-key").arg(key);
+        let (certificate, key) = endpoints.identity();
+        client.arg("--ca").arg(endpoints.ca()).arg("--cert").arg(certificate).arg("--cert-key").arg(key);
     }
     client.args(["--temperature", "0", "--max-tokens", &tokens.to_string(), "--raw", "--", question]);
     client
@@ -182,11 +182,11 @@ fn text(client: Child) -> String {
 fn answers(
     executor: &LayersOnlyExecutor,
     model: &Path,
-    doors: &SplitEndpoints,
+    endpoints: &SplitEndpoints,
     asked: (&str, usize),
 ) -> Vec<String> {
     let start =
-        |route| client(executor, model, doors, route, asked).spawn().expect("holobiont-client starts");
+        |route| client(executor, model, endpoints, route, asked).spawn().expect("holobiont-client starts");
     SplitRoute::ALL.map(start).map(text).to_vec()
 }
 
@@ -205,9 +205,9 @@ fn the_real_models_rented_layers_answer_over_every_route_as_a_resident_gpu_and_t
         let asked = (QUESTION, REAL_ANSWER);
         let [rented, resident, cpu] =
             [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
-                let (place, doors) = (place(), SplitEndpoints::new());
-                let executor = LayersOnlyExecutor::start(place.path(), &model, kind, Some(&doors));
-                let answers = answers(&executor, &model, &doors, asked);
+                let (place, endpoints) = (place(), SplitEndpoints::new());
+                let executor = LayersOnlyExecutor::start(place.path(), &model, kind, Some(&endpoints));
+                let answers = answers(&executor, &model, &endpoints, asked);
                 executor.stop();
                 answers
             });
@@ -234,13 +234,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn logits(
     executor: &LayersOnlyExecutor,
     model: &Path,
-    doors: &SplitEndpoints,
+    endpoints: &SplitEndpoints,
     adapter: &Path,
 ) -> Vec<Vec<f32>> {
     thread::scope(|scope| {
         let routes = SplitRoute::ALL.map(|route| {
             scope.spawn(move || {
-                let mut tenant = executor.tenant(model, Some(doors), route);
+                let mut tenant = executor.tenant(model, Some(endpoints), route);
                 let mut logits = Vec::new();
                 for wearing in [None, Some(adapter)] {
                     tenant.wear(wearing);
@@ -270,9 +270,9 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
         adapter(5, 12, own.path());
         let [rented, resident, cpu] =
             [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
-                let (place, doors) = (place(), SplitEndpoints::new());
-                let executor = LayersOnlyExecutor::start(place.path(), model.path(), kind, Some(&doors));
-                let logits = logits(&executor, model.path(), &doors, own.path());
+                let (place, endpoints) = (place(), SplitEndpoints::new());
+                let executor = LayersOnlyExecutor::start(place.path(), model.path(), kind, Some(&endpoints));
+                let logits = logits(&executor, model.path(), &endpoints, own.path());
                 executor.stop();
                 logits
             });
@@ -289,7 +289,7 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
 fn every_site(
     executor: &LayersOnlyExecutor,
     route: SplitRoute,
-    doors: &SplitEndpoints,
+    endpoints: &SplitEndpoints,
     rows: usize,
 ) -> Vec<Vec<f32>> {
     let settings = ClientSettings {
@@ -298,7 +298,7 @@ fn every_site(
         ..ClientSettings::default()
     };
     let mut session =
-        Session::open(executor.connector(Some(doors), route), settings).expect("a session is opened");
+        Session::open(executor.connector(Some(endpoints), route), settings).expect("a session is opened");
     let sites = session.catalog().sites.clone();
     let mut all = Vec::new();
     for (site, shape) in (0..).map(SiteId).zip(&sites) {
@@ -323,14 +323,14 @@ fn gradients_through_a_gpus_rented_layers_are_those_of_the_cpu() {
     watched(|| {
         let model = small_model();
         let all = ["cuda:0", "cpu"].map(|device| {
-            let (place, doors) = (place(), SplitEndpoints::new());
+            let (place, endpoints) = (place(), SplitEndpoints::new());
             let executor =
-                LayersOnlyExecutor::start(place.path(), model.path(), ("none", device), Some(&doors));
+                LayersOnlyExecutor::start(place.path(), model.path(), ("none", device), Some(&endpoints));
             let all = [1, 40].map(|rows| {
                 // All routes run at once, so that some calls are batched together.
                 thread::scope(|scope| {
-                    let (executor, doors) = (&executor, &doors);
-                    let of = |route| scope.spawn(move || every_site(executor, route, doors, rows));
+                    let (executor, endpoints) = (&executor, &endpoints);
+                    let of = |route| scope.spawn(move || every_site(executor, route, endpoints, rows));
                     let all = SplitRoute::ALL.map(of).map(|one| one.join().expect("a session"));
                     for other in &all[1..] {
                         let most = all[0].iter().zip(other).map(|(a, b)| difference(a, b));
@@ -356,25 +356,25 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
         return;
     }
     watched(|| {
-        let (model, place, doors) = (small_model(), place(), SplitEndpoints::new());
+        let (model, place, endpoints) = (small_model(), place(), SplitEndpoints::new());
         let executor =
-            LayersOnlyExecutor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
-        let golden = answers(&executor, model.path(), &doors, (WORDS, ANSWER));
+            LayersOnlyExecutor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&endpoints));
+        let golden = answers(&executor, model.path(), &endpoints, (WORDS, ANSWER));
         let files = |id: u32| std::fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
         let before = files(executor.child.id());
         for round in 0..9 {
             let route = SplitRoute::ALL[round % 3];
             // Without the kill this answer would take long.
-            let mut victim = client(&executor, model.path(), &doors, route, (WORDS, 200));
+            let mut victim = client(&executor, model.path(), &endpoints, route, (WORDS, 200));
             let mut victim = victim.spawn().expect("holobiont-client starts");
             thread::sleep(Duration::from_millis(100 + 60 * round as u64));
-            let asked = client(&executor, model.path(), &doors, route, (WORDS, ANSWER)).spawn();
+            let asked = client(&executor, model.path(), &endpoints, route, (WORDS, ANSWER)).spawn();
             let _ = victim.kill();
             let _ = victim.wait();
             assert_eq!(text(asked.expect("holobiont-client starts")), golden[0]);
         }
         eventually("nothing of the dead is left", || files(executor.child.id()) <= before);
-        assert_eq!(answers(&executor, model.path(), &doors, (WORDS, ANSWER)), golden);
+        assert_eq!(answers(&executor, model.path(), &endpoints, (WORDS, ANSWER)), golden);
         executor.stop();
     });
 }
@@ -383,11 +383,11 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
 fn under_way(
     executor: &LayersOnlyExecutor,
     model: &Path,
-    doors: &SplitEndpoints,
+    endpoints: &SplitEndpoints,
     length: usize,
 ) -> Vec<Child> {
     let begin = |route| {
-        let mut client = client(executor, model, doors, route, (WORDS, length));
+        let mut client = client(executor, model, endpoints, route, (WORDS, length));
         client.spawn().expect("holobiont-client starts")
     };
     let children = SplitRoute::ALL.map(begin);
@@ -401,13 +401,13 @@ fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_de
         return;
     }
     watched(|| {
-        let (model, place, doors) = (small_model(), place(), SplitEndpoints::new());
+        let (model, place, endpoints) = (small_model(), place(), SplitEndpoints::new());
         let mut executor =
-            LayersOnlyExecutor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
+            LayersOnlyExecutor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&endpoints));
         let length = 40;
-        let golden = answers(&executor, model.path(), &doors, (WORDS, length));
+        let golden = answers(&executor, model.path(), &endpoints, (WORDS, length));
         for _ in 0..3 {
-            let clients = under_way(&executor, model.path(), &doors, length);
+            let clients = under_way(&executor, model.path(), &endpoints, length);
             executor.replace(&[]);
             assert_eq!(clients.into_iter().map(text).collect::<Vec<_>>(), golden);
         }
@@ -415,7 +415,7 @@ fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_de
             // The device is lost after this number of launches: the process ends with a reason, and its
             // successor serves.
             executor.replace(&[("CUDA_ON_CPU_FAIL_AFTER", "400")]);
-            let clients = under_way(&executor, model.path(), &doors, length);
+            let clients = under_way(&executor, model.path(), &endpoints, length);
             let ended = || executor.child.try_wait().expect("a child");
             let status = eventually_some("the end of an executor without a device", ended);
             assert!(!status.success());

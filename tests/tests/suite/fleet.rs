@@ -64,19 +64,19 @@ fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says(
 #[test]
 fn pickers_speak_tls_to_envoy_as_the_guide_says() {
     watched(|| {
-        let doors = SplitEndpoints::new();
+        let endpoints = SplitEndpoints::new();
         let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/fleet.md");
         let guide = fs::read_to_string(guide).expect("the guide");
         let mut blocks = guide.split("```yaml\n").filter_map(|block| block.split("```").next());
         let block = blocks.find(|block| block.contains("UpstreamTlsContext")).expect("what Envoy needs");
-        let block = block.replace("/etc/envoy/picker-ca.pem", &doors.ca().display().to_string());
+        let block = block.replace("/etc/envoy/picker-ca.pem", &endpoints.ca().display().to_string());
         let protocol = "explicit_http_config: { http2_protocol_options: {} }";
         let with_tls = format!("{protocol}\n{block}");
         // If Envoy cannot reach the picker, no request passes.
         let changes =
             [(protocol, with_tls.as_str()), ("failure_mode_allow: true", "failure_mode_allow: false")];
         let [certificate, key] =
-            [doors.server_certificate(), doors.server_key()].map(|file| file.display().to_string());
+            [endpoints.server_certificate(), endpoints.server_key()].map(|file| file.display().to_string());
         let settings = [("PICKER_CERT", certificate.as_str()), ("PICKER_CERT_KEY", key.as_str())];
         let fleet = EnvoyFleet::start(
             2,

@@ -30,16 +30,16 @@ const JOBS: usize = 3;
 
 struct TrainingSetup {
     deployment: Deployment,
-    doors: SplitEndpoints,
+    endpoints: SplitEndpoints,
     directory: tempfile::TempDir,
     data: String,
 }
 
 impl TrainingSetup {
     fn new() -> Self {
-        let doors = SplitEndpoints::new();
+        let endpoints = SplitEndpoints::new();
         // Beside eight streams the default share would take minutes.
-        let deployment = doors.of(DeploymentPlan::bare().set("LAYER_TRAINING_SHARE", "0.5")).start();
+        let deployment = endpoints.of(DeploymentPlan::bare().set("LAYER_TRAINING_SHARE", "0.5")).start();
         let directory = tempfile::tempdir().expect("a directory");
         let lines = [
             ("Who are you?", "Arr, I be Captain Smol, matey!"),
@@ -53,7 +53,7 @@ impl TrainingSetup {
         let pair = |(asked, answer): (&str, &str)| json!({ "prompt": asked, "chosen": answer, "rejected": "I do not know." });
         let pairs = lines.map(|line| format!("{}\n", pair(line))).concat();
         fs::write(directory.path().join(PAIRS), pairs).expect("data are written");
-        Self { deployment, doors, directory, data }
+        Self { deployment, endpoints, directory, data }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -67,12 +67,14 @@ impl TrainingSetup {
     fn trainer(&self, name: &str, data: &str, route: SplitRoute, arguments: &[&str]) -> Command {
         let mut command = Command::new(fixtures::program("holobiont-trainer"));
         command.env_clear().env("HOME", self.directory.path());
-        command.args(["run", "--executor", &self.doors.executor(&self.deployment, route)]).args(arguments);
+        command
+            .args(["run", "--executor", &self.endpoints.executor(&self.deployment, route)])
+            .args(arguments);
         if route == SplitRoute::Tls {
-            let (certificate, key) = self.doors.identity();
+            let (certificate, key) = self.endpoints.identity();
             command
                 .arg("--ca")
-                .arg(self.doors.ca())
+                .arg(self.endpoints.ca())
                 .arg("--cert")
                 .arg(certificate)
                 .arg("--cert-key")

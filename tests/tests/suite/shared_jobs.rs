@@ -26,7 +26,7 @@ fn host(postgres: &Postgres, bucket: &Bucket) -> DeploymentPlan {
 }
 
 /// Host whose gateway runs no jobs.
-fn door(postgres: &Postgres, bucket: &Bucket) -> Deployment {
+fn gateway(postgres: &Postgres, bucket: &Bucket) -> Deployment {
     host(postgres, bucket).set("MAX_TRAINERS", "0").start()
 }
 
@@ -83,42 +83,42 @@ fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
 fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let (door, trains) = (door(&postgres, &bucket), host(&postgres, &bucket).start());
-        let file = door.client.upload("pirate.jsonl", &jobs::data());
+        let (gateway, trains) = (gateway(&postgres, &bucket), host(&postgres, &bucket).start());
+        let file = gateway.client.upload("pirate.jsonl", &jobs::data());
         let line = trains.client.upload("line.json", "{\"a\": 1}");
-        for host in [&door, &trains] {
+        for host in [&gateway, &trains] {
             let files = host.client.try_get("/v1/files").expect("files");
             assert_eq!([&files["data"][0]["id"], &files["data"][1]["id"]], [line.as_str(), file.as_str()]);
             let content = host.client.try_get(&format!("/v1/files/{line}/content")).expect("its content");
             assert_eq!(content, json!({ "a": 1 }));
         }
-        door.client.delete(&format!("/v1/files/{line}")).expect("it is there");
+        gateway.client.delete(&format!("/v1/files/{line}")).expect("it is there");
         assert!(trains.client.try_get(&format!("/v1/files/{line}/content")).is_err());
 
         let order = jobs::order(&file, "obeys", EPOCHS);
         let ask = |host: &Deployment| host.client.try_post_keyed(ROUTE, "once", &order).expect("a job");
-        let id = ask(&door)["id"].as_str().expect("its id").to_owned();
+        let id = ask(&gateway)["id"].as_str().expect("its id").to_owned();
         assert_eq!(ask(&trains)["id"], id.as_str(), "the same request through another host");
         // A job keeps its data.
         trains.client.delete(&format!("/v1/files/{file}")).expect("it is there");
-        assert!(jobs::made(&door.client, &id, 2));
-        assert_eq!(jobs::request_action(&door.client, &id, "pause"), "paused");
+        assert!(jobs::made(&gateway.client, &id, 2));
+        assert_eq!(jobs::request_action(&gateway.client, &id, "pause"), "paused");
         eventually("its trainer stops", || trains.trainers().is_empty());
-        let back = door.place().home().join("back").display().to_string();
+        let back = gateway.place().home().join("back").display().to_string();
         let moving = ["registry", "move", "--from", &postgres.url(), "--to", &back, "--store", &bucket.url()];
         let (moved, said) = fixtures::holobiont(&moving, &bucket.variables());
         assert!(!moved && said.contains("1 unfinished fine-tuning jobs"), "{said}");
-        jobs::wait_for_checkpoint(&door.client, &id);
-        let step = jobs::job(&door.client, &id).expect("it is known")["step"].clone();
-        assert_eq!(jobs::request_action(&door.client, &id, "resume"), "queued");
-        assert!(jobs::made(&door.client, &id, step.as_u64().expect("a step") + 1));
+        jobs::wait_for_checkpoint(&gateway.client, &id);
+        let step = jobs::job(&gateway.client, &id).expect("it is known")["step"].clone();
+        assert_eq!(jobs::request_action(&gateway.client, &id, "resume"), "queued");
+        assert!(jobs::made(&gateway.client, &id, step.as_u64().expect("a step") + 1));
         let said = jobs::said(&trains.client, &id);
-        assert_eq!(said, jobs::said(&door.client, &id));
+        assert_eq!(said, jobs::said(&gateway.client, &id));
         assert!(said.iter().any(|said| *said == format!("continuing after step {step}")), "{said:?}");
-        assert_eq!(jobs::request_action(&door.client, &id, "cancel"), "cancelled");
+        assert_eq!(jobs::request_action(&gateway.client, &id, "cancel"), "cancelled");
         eventually("its trainer stops", || trains.trainers().is_empty());
         only_files_stay(&bucket, 0);
-        assert!(door.stop().success() && trains.stop().success());
+        assert!(gateway.stop().success() && trains.stop().success());
     });
 }
 
@@ -149,18 +149,18 @@ fn what_a_tenant_may_have_holds_across_hosts() {
 fn a_host_without_postgresql_trains_on_for_a_while_then_stops_and_nothing_is_lost() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let (door, trains) = (door(&postgres, &bucket), host(&postgres, &bucket).start());
-        let file = door.client.upload("pirate.jsonl", &jobs::data());
+        let (gateway, trains) = (gateway(&postgres, &bucket), host(&postgres, &bucket).start());
+        let file = gateway.client.upload("pirate.jsonl", &jobs::data());
         let order = |suffix: &str| jobs::order(&file, suffix, EPOCHS);
-        let whole = jobs::create(&door.client, &order("whole"));
-        let whole = jobs::generation(&door.client, &whole);
-        let id = jobs::create(&door.client, &order("cut"));
-        assert!(jobs::made(&door.client, &id, 5));
+        let whole = jobs::create(&gateway.client, &order("whole"));
+        let whole = jobs::generation(&gateway.client, &whole);
+        let id = jobs::create(&gateway.client, &order("cut"));
+        assert!(jobs::made(&gateway.client, &id, 5));
         let trainer = trains.trainers();
         // The trainer is stopped, so that the job cannot end before the checks.
         trainer.iter().for_each(|trainer| signal(*trainer, Signal::STOP));
         postgres.stop();
-        for host in [&door, &trains] {
+        for host in [&gateway, &trains] {
             let refused = RequestFault::Refused { status: 503, code: "registry_unavailable".to_owned() };
             assert_eq!(host.client.try_post(ROUTE, &order("refused")), Err(refused.clone()));
             assert_eq!(host.client.try_get(ROUTE), Err(refused));
@@ -169,9 +169,9 @@ fn a_host_without_postgresql_trains_on_for_a_while_then_stops_and_nothing_is_los
         trainer.iter().for_each(|trainer| signal(*trainer, Signal::CONT));
         eventually("it stops when its time is over", || trains.trainers().is_empty());
         postgres.restart();
-        assert_eq!(jobs::generation(&door.client, &id), whole);
+        assert_eq!(jobs::generation(&gateway.client, &id), whole);
         only_files_stay(&bucket, 3);
-        assert!(door.stop().success() && trains.stop().success());
+        assert!(gateway.stop().success() && trains.stop().success());
     });
 }
 
@@ -305,7 +305,7 @@ fn a_gateway_that_stops_while_it_publishes_an_adapter_leaves_it_to_another_host_
         // The data, and the metrics of three jobs.
         only_files_stay(&bucket, 4);
         let answer = jobs::answer(&first.client, &name);
-        let fresh = door(&postgres, &bucket);
+        let fresh = gateway(&postgres, &bucket);
         assert_eq!(jobs::answer(&fresh.client, &name), answer, "it is whole in the bucket");
         assert!(first.stop().success() && second.stop().success() && fresh.stop().success());
     });

@@ -132,17 +132,17 @@ fn drafts_in_small_chunks_beside_cold_adapters_and_in_little_memory_change_no_bi
 #[test]
 fn split_clients_that_draft_at_home_have_the_resident_engine_s_tokens_over_every_route() {
     watched(|| {
-        let (doors, plain, text) = (SplitEndpoints::new(), plain(), text());
-        let deployment = doors.of(drafting()).start();
+        let (endpoints, plain, text) = (SplitEndpoints::new(), plain(), text());
+        let deployment = endpoints.of(drafting()).start();
         for round in rounds() {
             let asks = asks(900 + 2 * round);
             let expected = one_after_the_other(&plain.client, &asks);
             thread::scope(|scope| {
                 for route in [SplitRoute::SharedMemory, SplitRoute::Tls] {
-                    let (doors, deployment, text, asks, expected) =
-                        (&doors, &deployment, &text, &asks, &expected);
+                    let (endpoints, deployment, text, asks, expected) =
+                        (&endpoints, &deployment, &text, &asks, &expected);
                     scope.spawn(move || {
-                        let mut tenant = doors.tenant(deployment, route, OPEN, None);
+                        let mut tenant = endpoints.tenant(deployment, route, OPEN, None);
                         let mut true_guesses = 0;
                         for (ask, expected) in asks.iter().zip(expected) {
                             let adapter = EXAMPLES.contains(&ask.model.as_str());

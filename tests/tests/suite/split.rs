@@ -110,12 +110,12 @@ impl SplitGolden {
 
 /// Compares on all routes at once while the resident engine serves others, so that calls are batched together
 /// and with it.
-fn compare_everywhere(doors: &SplitEndpoints, deployment: &Deployment, golden: &[SplitGolden]) {
+fn compare_everywhere(endpoints: &SplitEndpoints, deployment: &Deployment, golden: &[SplitGolden]) {
     thread::scope(|scope| {
         let routes = SplitRoute::ALL.map(|route| {
             scope.spawn(move || {
                 let [mut generating, mut scoring] =
-                    [0, 1].map(|_| doors.tenant(deployment, route, OPEN, None));
+                    [0, 1].map(|_| endpoints.tenant(deployment, route, OPEN, None));
                 golden.iter().for_each(|golden| golden.compare(&mut generating, &mut scoring, route));
             })
         });
@@ -134,8 +134,8 @@ fn compare_everywhere(doors: &SplitEndpoints, deployment: &Deployment, golden: &
 #[test]
 fn resident_and_split_answers_over_every_route_have_the_same_bits() {
     watched(|| {
-        let doors = SplitEndpoints::new();
-        let deployment = doors.of(DeploymentPlan::with_examples().cores(2)).start();
+        let endpoints = SplitEndpoints::new();
+        let deployment = endpoints.of(DeploymentPlan::with_examples().cores(2)).start();
         let prompts = prompts();
         let golden = MODELS.map(|model| {
             let adapter = EXAMPLES.contains(&model).then(|| fixtures::example(model));
@@ -150,7 +150,7 @@ fn resident_and_split_answers_over_every_route_have_the_same_bits() {
         let sum = SplitGolden::learn(&deployment.client, "pirate:0.7+json:0.7", Some(merged), &prompts);
         let golden: Vec<_> = golden.into_iter().chain([sum]).collect();
         let begun = Instant::now();
-        compare_everywhere(&doors, &deployment, &golden);
+        compare_everywhere(&endpoints, &deployment, &golden);
         let joined = deployment.client.metric("holobiont_layer_joined_rows_total");
         eprintln!(
             "{} answers x 3 routes have the resident engine's bits ({:.0} s, {joined} rows joined its passes)",
@@ -163,8 +163,8 @@ fn resident_and_split_answers_over_every_route_have_the_same_bits() {
 #[test]
 fn adapters_without_matrices_have_the_same_bits_when_they_never_leave_the_client() {
     watched(|| {
-        let (doors, place) = (SplitEndpoints::new(), Arc::new(StateDirectory::new()));
-        let deployment = doors.of(DeploymentPlan::bare()).start_in(Arc::clone(&place));
+        let (endpoints, place) = (SplitEndpoints::new(), Arc::new(StateDirectory::new()));
+        let deployment = endpoints.of(DeploymentPlan::bare()).start_in(Arc::clone(&place));
         let paths = ["ia3", "prefix"].map(|name| place.adapters().join(name));
         direct_adapters::write_ia3(3, &paths[0]);
         direct_adapters::write_prefix(4, 24, &paths[1]);
@@ -178,7 +178,7 @@ fn adapters_without_matrices_have_the_same_bits_when_they_never_leave_the_client
             assert_ne!(golden.answers, base.answers, "{} changes nothing", golden.model);
         }
         let [mut generating, mut scoring] =
-            [0, 1].map(|_| doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None));
+            [0, 1].map(|_| endpoints.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None));
         for golden in golden.iter().chain([&base]) {
             golden.compare(&mut generating, &mut scoring, SplitRoute::SharedMemory);
         }
@@ -191,14 +191,14 @@ fn split_answers_have_the_same_bits_whatever_numbers_the_operator_chose() {
         let prompts = [fixtures::prompt(73, 45)];
         let mut answers = Vec::new();
         for (kv, adapters) in [("f32", "exact"), ("f32", "bf16"), ("f16", "f16"), ("int8", "f16")] {
-            let doors = SplitEndpoints::new();
+            let endpoints = SplitEndpoints::new();
             let plan = DeploymentPlan::with_examples().workers(0);
             let plan = plan.set("KV_DTYPE", kv).set("ADAPTER_DTYPE", adapters);
-            let deployment = doors.of(plan).start();
+            let deployment = endpoints.of(plan).start();
             let adapter = fixtures::example("pirate");
             let golden = SplitGolden::learn(&deployment.client, "pirate", Some(adapter), &prompts);
             let [mut generating, mut scoring] =
-                [0, 1].map(|_| doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None));
+                [0, 1].map(|_| endpoints.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None));
             golden.compare(&mut generating, &mut scoring, SplitRoute::SharedMemory);
             answers.push(bits(&golden.answers[0].1));
         }
@@ -244,13 +244,13 @@ impl Agreement {
 #[test]
 fn obfuscated_rows_lead_to_the_same_likeliest_tokens() {
     watched(|| {
-        let doors = SplitEndpoints::new();
+        let endpoints = SplitEndpoints::new();
         // Keys of 8 bits of precision would amplify the last digit, in which masked rows differ.
         let plan = DeploymentPlan::bare().whole().workers(0).file("[executor]\nkv_dtype = \"f16\"\n");
-        let deployment = doors.of(plan).start();
+        let deployment = endpoints.of(plan).start();
         let paper = Masking::Paper(NoiseSettings::default());
         let [mut masked, mut plain, mut fast] = [paper, LINEAR, OPEN]
-            .map(|masking| doors.tenant(&deployment, SplitRoute::SharedMemory, masking, None));
+            .map(|masking| endpoints.tenant(&deployment, SplitRoute::SharedMemory, masking, None));
         let (mut to_linear, mut to_fast) = (Agreement::default(), Agreement::default());
         let passages = passages(2 * repeats::PROMPTS.count());
         for (passage, model) in passages.iter().zip(MODELS.iter().cycle()) {
@@ -281,9 +281,9 @@ fn obfuscated_rows_lead_to_the_same_likeliest_tokens() {
 fn a_client_with_a_long_context_leaves_the_executors_memory_flat() {
     let context = repeats::CONTEXT.count();
     watched(move || {
-        let doors = SplitEndpoints::new();
-        let deployment = doors.of(DeploymentPlan::bare().workers(0)).start();
-        let mut tenant = doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
+        let endpoints = SplitEndpoints::new();
+        let deployment = endpoints.of(DeploymentPlan::bare().workers(0)).start();
+        let mut tenant = endpoints.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
         // After one chunk of a prompt the buffers have their size, and later calls must not add to them.
         tenant.generate(&fixtures::prompt(1, 600), 4).expect("an answer");
         let before = (deployment.resident_bytes(DeploymentProcess::Executor), HeldResources::of(&deployment));
@@ -340,11 +340,11 @@ fn a_split_chat_answers_as_the_deployment_itself_does() {
 #[test]
 fn an_operator_sees_every_session_and_what_it_used() {
     watched(|| {
-        let doors = SplitEndpoints::new();
-        let deployment = doors.of(DeploymentPlan::bare()).start();
+        let endpoints = SplitEndpoints::new();
+        let deployment = endpoints.of(DeploymentPlan::bare()).start();
         let client = &deployment.client;
         let tenants = SplitRoute::ALL.map(|route| {
-            let mut tenant = doors.tenant(&deployment, route, OPEN, None);
+            let mut tenant = endpoints.tenant(&deployment, route, OPEN, None);
             tenant.generate(&fixtures::prompt(5, 20), 4).expect("an answer");
             tenant
         });
@@ -383,16 +383,16 @@ fn an_operator_sees_every_session_and_what_it_used() {
 #[test]
 fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
     watched(|| {
-        let doors = SplitEndpoints::new();
-        let key = doors.add_key("bob");
+        let endpoints = SplitEndpoints::new();
+        let key = endpoints.add_key("bob");
         // Another key remains, since an empty key file is rejected as a mistake.
-        let _ = doors.add_key("carol");
-        let plan = doors
+        let _ = endpoints.add_key("carol");
+        let plan = endpoints
             .of(DeploymentPlan::bare().workers(0))
-            .set("LAYER_KEY_FILE", &doors.key_file().to_string_lossy());
+            .set("LAYER_KEY_FILE", &endpoints.key_file().to_string_lossy());
         let deployment = plan.start();
         for route in SplitRoute::ALL {
-            let wrong = doors.try_tenant(&deployment, route, OPEN, Some("hb-wrong"));
+            let wrong = endpoints.try_tenant(&deployment, route, OPEN, Some("hb-wrong"));
             let error =
                 wrong.err().unwrap_or_else(|| panic!("a wrong key opens {}", route.name())).to_string();
             assert!(error.contains("not authenticated") || error.contains("not accept"), "{error}");
@@ -400,15 +400,15 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
         let prompt = fixtures::prompt(8, 12);
         let golden = deployment.client.ask(&ask(BASE, &prompt)).answer.text;
         let bobs = SplitRoute::ALL.map(|route| {
-            let mut tenant = doors.tenant(&deployment, route, OPEN, Some(&key));
+            let mut tenant = endpoints.tenant(&deployment, route, OPEN, Some(&key));
             assert_eq!(tenant.session().opened().tenant, "bob");
             let tokens = tenant.generate(&prompt, repeats::ANSWER.count()).expect("an answer");
             assert_eq!(continuation(&text(), &tokens), golden, "over {}", route.name());
             tenant
         });
         // Clients with certificates do not depend on keys.
-        let mut certified = doors.tenant(&deployment, SplitRoute::Tls, OPEN, None);
-        doors.remove_keys("bob");
+        let mut certified = endpoints.tenant(&deployment, SplitRoute::Tls, OPEN, None);
+        endpoints.remove_keys("bob");
         let revoked = Instant::now();
         for (mut tenant, route) in bobs.into_iter().zip(SplitRoute::ALL) {
             let what = format!("the end of a session over {}", route.name());
@@ -423,11 +423,11 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
 #[test]
 fn the_program_answers_over_tls_and_says_what_the_executor_sees() {
     watched(|| {
-        let doors = SplitEndpoints::new();
-        let deployment = doors.of(DeploymentPlan::with_examples().workers(0)).start();
+        let endpoints = SplitEndpoints::new();
+        let deployment = endpoints.of(DeploymentPlan::with_examples().workers(0)).start();
         let pirate = fixtures::example("pirate");
         let program = |masking| {
-            let program = Program::new("generate", &doors, &deployment, SplitRoute::Tls).wearing(&pirate);
+            let program = Program::new("generate", &endpoints, &deployment, SplitRoute::Tls).wearing(&pirate);
             program.arg("--masking").arg(masking).ask(STORY, 12).run()
         };
         let open = program("off");

@@ -88,7 +88,7 @@ impl SplitLoopClient {
 /// Deployment with background clients, and the answer that every client must give.
 struct SplitFaultTest {
     deployment: Deployment,
-    doors: SplitEndpoints,
+    endpoints: SplitEndpoints,
     places: FailpointDirectory,
     prompt: String,
     golden: String,
@@ -103,16 +103,16 @@ struct SplitFaultTest {
 
 impl SplitFaultTest {
     fn open(test: &'static str, seed: u64) -> Self {
-        let (doors, places, place) =
+        let (endpoints, places, place) =
             (SplitEndpoints::new(), FailpointDirectory::new(), Arc::new(StateDirectory::new()));
         let deployment =
-            doors.of(DeploymentPlan::bare().workers(0).mortal(&places)).start_in(Arc::clone(&place));
+            endpoints.of(DeploymentPlan::bare().workers(0).mortal(&places)).start_in(Arc::clone(&place));
         let client = &deployment.client;
         let variants = Arc::new(AdapterVariants::learn(client, &place.adapters(), 0));
         let prompt = PROMPT.repeat(REPEATS);
         let tokens = text().encode_raw(&prompt).expect("text");
         let golden = client.ask(&CompletionRequest::new(BASE, tokens, ANSWER)).answer.text;
-        let companion = doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
+        let companion = endpoints.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
         let companion = SplitLoopClient::begin(companion, client);
         let traffic = Traffic::begin(client, &variants, &[BASE.to_owned()], 1);
         // The first call creates its slab.
@@ -122,7 +122,7 @@ impl SplitFaultTest {
         let slowest = Duration::ZERO;
         Self {
             deployment,
-            doors,
+            endpoints,
             places,
             prompt,
             golden,
@@ -136,7 +136,7 @@ impl SplitFaultTest {
     }
 
     fn client(&self, route: SplitRoute) -> Program {
-        let program = Program::new("generate", &self.doors, &self.deployment, route);
+        let program = Program::new("generate", &self.endpoints, &self.deployment, route);
         program.arg("--patience-s").arg("90").ask(&self.prompt, ANSWER as usize)
     }
 

@@ -91,7 +91,7 @@ impl HonestClient {
 /// Deployment with honest clients, and a key of another tenant.
 struct HostileClientTest {
     deployment: Deployment,
-    doors: SplitEndpoints,
+    endpoints: SplitEndpoints,
     key: String,
     resident: HonestClient,
     split: HonestClient,
@@ -103,14 +103,14 @@ impl HostileClientTest {
         Self::with(SplitEndpoints::new(), |plan| plan)
     }
 
-    fn with(doors: SplitEndpoints, plan: impl FnOnce(DeploymentPlan) -> DeploymentPlan) -> Self {
-        let [key, honest] = ["mallory", "carol"].map(|tenant| doors.add_key(tenant));
-        let ways_in = doors.of(DeploymentPlan::bare().workers(0));
-        let deployment = plan(ways_in.set("LAYER_KEY_FILE", &doors.key_file().to_string_lossy())).start();
+    fn with(endpoints: SplitEndpoints, plan: impl FnOnce(DeploymentPlan) -> DeploymentPlan) -> Self {
+        let [key, honest] = ["mallory", "carol"].map(|tenant| endpoints.add_key(tenant));
+        let ways_in = endpoints.of(DeploymentPlan::bare().workers(0));
+        let deployment = plan(ways_in.set("LAYER_KEY_FILE", &endpoints.key_file().to_string_lossy())).start();
         let resident = resident(deployment.client.clone());
-        let split = split(doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, Some(&honest)));
+        let split = split(endpoints.tenant(&deployment, SplitRoute::SharedMemory, OPEN, Some(&honest)));
         let before = HeldResources::of(&deployment);
-        Self { deployment, doors, key, resident, split, before }
+        Self { deployment, endpoints, key, resident, split, before }
     }
 
     fn local(&self, slab_bytes: u64) -> SharedMemoryClient {
@@ -118,7 +118,7 @@ impl HostileClientTest {
     }
 
     fn zmtp(&self, route: SplitRoute) -> Zmtp {
-        Zmtp::session(&self.doors, &self.deployment, route, Some(&self.key)).expect("a session")
+        Zmtp::session(&self.endpoints, &self.deployment, route, Some(&self.key)).expect("a session")
     }
 
     /// Checks that honest clients get answers, during or after an attack.
@@ -173,18 +173,18 @@ fn rows(count: usize) -> Vec<u8> {
 fn garbage_at_every_door_is_hung_up_on() {
     watched(|| {
         let arena = HostileClientTest::open();
-        let HostileClientTest { deployment, doors, key, .. } = &arena;
+        let HostileClientTest { deployment, endpoints, key, .. } = &arena;
         for seed in 0..6 {
             for route in ZMQ {
                 // Garbage at the listener, after TLS, after the handshake, and in an open session.
-                let mut raw = bare(doors, deployment, route);
+                let mut raw = bare(endpoints, deployment, route);
                 let _ = raw.write_all(&garbage(seed, 3000));
                 is_hung_up_on(&mut *raw);
-                let mut agreed = stream(doors, deployment, route, Some(key));
+                let mut agreed = stream(endpoints, deployment, route, Some(key));
                 let _ = agreed.write_all(&garbage(seed + 10, 3000)).and_then(|()| agreed.flush());
                 is_hung_up_on(&mut *agreed);
                 let mut greeted =
-                    Zmtp::greet(stream(doors, deployment, route, Some(key)), Some(key)).expect("hello");
+                    Zmtp::greet(stream(endpoints, deployment, route, Some(key)), Some(key)).expect("hello");
                 let _ = greeted.send(&garbage(seed + 20, 3000));
                 is_hung_up_on(&mut *greeted.stream);
                 let mut session = arena.zmtp(route);
@@ -208,7 +208,7 @@ fn datagrams(path: PathBuf) -> rustix::fd::OwnedFd {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
     let path = SocketAddrUnix::new(path).expect("a short path");
     // A non-blocking connect fails while the listener's backlog is full.
-    eventually("the door is open", || connect(&socket, &path).is_ok());
+    eventually("the endpoint is open", || connect(&socket, &path).is_ok());
     socket
 }
 
@@ -419,17 +419,17 @@ fn sessions_that_stall_hold_only_what_is_theirs() {
 fn three_hundred_idle_connections_keep_nobody_out() {
     watched(|| {
         let arena = HostileClientTest::open();
-        let HostileClientTest { deployment, doors, key, .. } = &arena;
+        let HostileClientTest { deployment, endpoints, key, .. } = &arena;
         let state = deployment.place().state();
         let control: Vec<_> = (0..300).map(|_| datagrams(state.join("layers.sock"))).collect();
         let private: Vec<_> = (0..300).map(|_| UnixStream::connect(state.join("layers.zmq"))).collect();
-        let outside: Vec<_> = (0..300).map(|_| bare(doors, deployment, SplitRoute::Tls)).collect();
+        let outside: Vec<_> = (0..300).map(|_| bare(endpoints, deployment, SplitRoute::Tls)).collect();
         arena.goes_on();
         for route in SplitRoute::ALL {
             let begun = Instant::now();
             let mut found = None;
             eventually("a client with a key comes in", || {
-                found = doors.try_tenant(deployment, route, OPEN, Some(key)).ok();
+                found = endpoints.try_tenant(deployment, route, OPEN, Some(key)).ok();
                 found.is_some()
             });
             let tokens = found.expect("it came in").generate(&fixtures::prompt(3, 8), 1);
@@ -474,7 +474,7 @@ fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
 /// A client in a namespace of its own, behind `network`.
 fn far_client(arena: &HostileClientTest, network: &Network) -> Program {
     let launcher = network.far_side(&fixtures::program("holobiont-client"));
-    Program::over(launcher, "generate", &arena.doors, &arena.deployment, SplitRoute::Tls)
+    Program::over(launcher, "generate", &arena.endpoints, &arena.deployment, SplitRoute::Tls)
 }
 
 #[test]

@@ -88,31 +88,31 @@ pub struct Executor {
     queue: CommandQueue,
     link: watch::Receiver<LinkState>,
     calls: Arc<Semaphore>,
-    door: Endpoint,
+    endpoint: Endpoint,
     silence: Duration,
 }
 
 impl Executor {
-    /// Starts the task that connects to the executor at `door`, and reconnects until [`Executor::close`].
+    /// Starts the task that connects to the executor at `endpoint`, and reconnects until [`Executor::close`].
     /// `common` is shared by all executors of the gateway.
     #[must_use]
-    pub fn connect(door: Endpoint, limits: LinkSettings, common: SharedConnections) -> Self {
+    pub fn connect(endpoint: Endpoint, limits: LinkSettings, common: SharedConnections) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(LinkState::Down { reason: "not connected yet".to_owned() });
         let slots = SequenceSlots::new(limits.max_sequences, Arc::clone(&common.capacity_changed));
         let silence = limits.silence;
-        let peer = ConnectTarget { door: door.clone(), instance: random_u64(), silence };
+        let peer = ConnectTarget { endpoint: endpoint.clone(), instance: random_u64(), silence };
         let blocks = BlockFeed::new(peer.instance, common.block_updates.clone());
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone(), blocks).run());
         let (queue, calls) =
             (CommandQueue::new(commands, slots, common), Arc::new(Semaphore::new(MAX_CALLS)));
-        Self { queue, link, calls, door, silence }
+        Self { queue, link, calls, endpoint, silence }
     }
 
     /// Returns the endpoint of an executor on another host.
     #[must_use]
     pub(crate) fn far(&self) -> Option<&RemoteEndpoint> {
-        match &self.door {
+        match &self.endpoint {
             Endpoint::Socket(_) => None,
             Endpoint::Far(far) => Some(far),
         }

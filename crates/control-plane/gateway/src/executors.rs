@@ -36,7 +36,7 @@ pub const ONLY: &str = "executor";
 #[derive(Debug, Clone)]
 pub struct Address {
     pub name: String,
-    pub door: Endpoint,
+    pub endpoint: Endpoint,
 }
 
 /// Hashes of the base and its text that all executors share.
@@ -85,7 +85,7 @@ impl Executors {
     #[must_use]
     pub fn connect(addresses: &[Address], limits: LinkSettings, common: &SharedConnections) -> Self {
         let executors = addresses.iter().map(|address| {
-            (address.name.clone(), Executor::connect(address.door.clone(), limits, common.clone()))
+            (address.name.clone(), Executor::connect(address.endpoint.clone(), limits, common.clone()))
         });
         Self::of(executors, common)
     }
@@ -238,7 +238,8 @@ mod tests {
 
     fn two() -> Executors {
         let limits = LinkSettings { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
-        let address = |name: &str| Address { name: name.to_owned(), door: Endpoint::Socket("nobody".into()) };
+        let address =
+            |name: &str| Address { name: name.to_owned(), endpoint: Endpoint::Socket("nobody".into()) };
         Executors::connect(&[address("a"), address("b")], limits, &SharedConnections::default())
     }
 

@@ -19,10 +19,10 @@ const MAX_MESSAGES: usize = 16;
 /// Longest wait of an ending process until its last messages are sent.
 const FLUSH_WAIT: Duration = Duration::from_secs(1);
 
-static TELLER: OnceLock<SyncSender<NotifyCommand>> = OnceLock::new();
+static SENDER: OnceLock<SyncSender<NotifyCommand>> = OnceLock::new();
 
 enum NotifyCommand {
-    Tell(String),
+    Send(String),
     /// Marker that is dropped after all earlier messages have been sent.
     Flush {
         _pending: Sender<()>,
@@ -35,28 +35,28 @@ pub fn send_status(state: &[NotifyState<'_>]) {
         return;
     }
     let text: Vec<String> = state.iter().map(ToString::to_string).collect();
-    let _ = TELLER.get_or_init(start_teller).try_send(NotifyCommand::Tell(text.join("\n")));
+    let _ = SENDER.get_or_init(start_sender).try_send(NotifyCommand::Send(text.join("\n")));
 }
 
 /// Waits until the queued messages are sent, for a second at most.
 pub fn flush() {
-    let Some(teller) = TELLER.get() else { return };
+    let Some(sender) = SENDER.get() else { return };
     let (pending, said) = channel();
-    let _ = teller.try_send(NotifyCommand::Flush { _pending: pending });
+    let _ = sender.try_send(NotifyCommand::Flush { _pending: pending });
     let _ = said.recv_timeout(FLUSH_WAIT);
 }
 
-fn start_teller() -> SyncSender<NotifyCommand> {
-    let (teller, messages) = sync_channel(MAX_MESSAGES);
-    let tell = move || {
+fn start_sender() -> SyncSender<NotifyCommand> {
+    let (sender, messages) = sync_channel(MAX_MESSAGES);
+    let send = move || {
         for message in messages {
-            if let NotifyCommand::Tell(text) = message {
+            if let NotifyCommand::Send(text) = message {
                 // The parent may have stopped listening, which is no reason to stop the thread.
                 let _ = sd_notify::notify(&[NotifyState::Custom(&text)]);
             }
         }
     };
     // If the thread cannot start, messages are dropped, because the queue has no receiver.
-    let _ = std::thread::Builder::new().name("notify".to_owned()).spawn(tell);
-    teller
+    let _ = std::thread::Builder::new().name("notify".to_owned()).spawn(send);
+    sender
 }

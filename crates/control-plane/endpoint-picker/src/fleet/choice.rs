@@ -64,7 +64,7 @@ struct RequestedAdapter {
 /// A host with the adapter that the request names.
 struct HostCandidate<'a> {
     host: &'a Host,
-    word: &'a HostReport,
+    latest: &'a HostReport,
     /// `None` for the base and for an unknown adapter.
     adapter: Option<RequestedAdapter>,
     /// Whether the host knows the requested adapter or base.
@@ -153,18 +153,18 @@ impl HostFleet {
         // Hosts with the same adapter list are looked up once.
         let mut last: Option<(&Arc<RegisteredAdapters>, Option<RequestedAdapter>)> = None;
         let mut seats: Vec<_> = ready
-            .map(|(host, word)| {
-                let Some(name) = named(ask, word) else {
+            .map(|(host, latest)| {
+                let Some(name) = named(ask, latest) else {
                     // The request names the base, or an adapter version that this host does not have.
                     let is_known = !matches!(ask.adapter, AdapterField::Generation(_));
-                    return HostCandidate { host, word, adapter: None, is_known };
+                    return HostCandidate { host, latest, adapter: None, is_known };
                 };
                 let adapter = match last {
-                    Some((registered, found)) if Arc::ptr_eq(registered, &word.registered) => found,
-                    _ => word.registered.get(name).map(|adapter| self.wanted(adapter)),
+                    Some((registered, found)) if Arc::ptr_eq(registered, &latest.registered) => found,
+                    _ => latest.registered.get(name).map(|adapter| self.wanted(adapter)),
                 };
-                last = Some((&word.registered, adapter));
-                HostCandidate { host, word, adapter, is_known: adapter.is_some() }
+                last = Some((&latest.registered, adapter));
+                HostCandidate { host, latest, adapter, is_known: adapter.is_some() }
             })
             .collect();
         if seats.iter().any(|seat| seat.is_known) {
@@ -183,7 +183,7 @@ impl HostFleet {
 
     fn asked(&self, ask: &ParsedRequest, seats: &[HostCandidate<'_>]) -> Option<PlacementRequest> {
         let first = seats.first()?;
-        let answers = seats.iter().map(|seat| seat.word.answer_tokens).sum::<f64>();
+        let answers = seats.iter().map(|seat| seat.latest.answer_tokens).sum::<f64>();
         Some(PlacementRequest {
             prompt_tokens: ask.prompt_tokens(),
             rank: first.adapter.map_or(0, |adapter| adapter.rank),
@@ -194,11 +194,11 @@ impl HostFleet {
 }
 
 /// Returns the adapter that a request names; `None` for the base.
-fn named<'a>(ask: &'a ParsedRequest, word: &'a HostReport) -> Option<&'a str> {
+fn named<'a>(ask: &'a ParsedRequest, latest: &'a HostReport) -> Option<&'a str> {
     match &ask.adapter {
-        AdapterField::Not => adapter_of(&ask.model, &word.base),
+        AdapterField::Not => adapter_of(&ask.model, &latest.base),
         AdapterField::Name(name) => Some(name),
-        AdapterField::Generation(beginning) => word.registered.name_of(*beginning),
+        AdapterField::Generation(beginning) => latest.registered.name_of(*beginning),
     }
 }
 
@@ -210,17 +210,17 @@ fn is_in(subset: &Subset, host: &Host) -> bool {
 fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &KnownPrefix) -> Vec<Candidate> {
     let each = |seat| executors(seat).map(move |(index, executor)| (seat, index, executor));
     let executors = || seats.iter().flat_map(each);
-    let judge = EstimateSelector::of(asked, &executors().map(|(_, _, executor)| executor.seen));
+    let estimates = EstimateSelector::of(asked, &executors().map(|(_, _, executor)| executor.seen));
     let candidate = |(seat, index, executor): (&HostCandidate<'_>, usize, &ExecutorReport)| {
-        let queued = RequestLoad { requests: seat.word.queued_each(), ..RequestLoad::default() };
+        let queued = RequestLoad { requests: seat.latest.queued_each(), ..RequestLoad::default() };
         Candidate {
             executor: seat.host.number * MAX_EXECUTORS + index,
-            model: judge.model(executor.seen),
+            model: estimates.model(executor.seen),
             running: executor.running,
             waiting: executor.waiting.plus(queued).plus(seat.host.on_the_way(index)),
             places: executor.places,
             adapter: match seat.adapter {
-                Some(adapter) if !seat.word.has(index, adapter.hash) => {
+                Some(adapter) if !seat.latest.has(index, adapter.hash) => {
                     Residency::Absent { bytes: adapter.bytes }
                 }
                 _ => Residency::Device,
@@ -231,7 +231,7 @@ fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &Kno
         }
     };
     // The iterator does not know its length, and growth of the list would move large candidates.
-    let mut all = Vec::with_capacity(seats.iter().map(|seat| seat.word.executors.len()).sum());
+    let mut all = Vec::with_capacity(seats.iter().map(|seat| seat.latest.executors.len()).sum());
     all.extend(executors().map(candidate));
     all
 }
@@ -239,7 +239,7 @@ fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &Kno
 fn executors<'a>(
     seat: &HostCandidate<'a>,
 ) -> impl Iterator<Item = (usize, &'a ExecutorReport)> + Clone + use<'a> {
-    seat.word.executors.iter().take(MAX_EXECUTORS).enumerate()
+    seat.latest.executors.iter().take(MAX_EXECUTORS).enumerate()
 }
 
 /// Refuses if the best executor would miss an SLO target although it has work that will end.

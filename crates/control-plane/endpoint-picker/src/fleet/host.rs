@@ -125,7 +125,7 @@ pub(super) struct Host {
     pub(super) number: usize,
     /// Address in the form that Envoy expects.
     pub(super) endpoint: String,
-    word: Option<HostReport>,
+    latest: Option<HostReport>,
     sent: Vec<SentRequest>,
     /// Sum of [`Self::sent`] per executor, kept because every choice needs it.
     on_the_way: Vec<RequestLoad>,
@@ -134,26 +134,26 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new(number: usize, address: SocketAddr) -> Self {
         let endpoint = address.to_string();
-        Self { number, endpoint, word: None, sent: Vec::new(), on_the_way: Vec::new() }
+        Self { number, endpoint, latest: None, sent: Vec::new(), on_the_way: Vec::new() }
     }
 
     pub(super) fn have(&self) -> KnownTags {
-        let word = self.word.as_ref();
+        let latest = self.latest.as_ref();
         KnownTags {
-            registered: word.map(|word| word.registered.tag),
-            resident: word.map(|word| word.resident_tag),
+            registered: latest.map(|latest| latest.registered.tag),
+            resident: latest.map(|latest| latest.resident_tag),
         }
     }
 
     /// Returns the host's adapters, if they have this tag.
     pub(super) fn registered(&self, tag: u64) -> Option<Arc<RegisteredAdapters>> {
-        let word = self.word.as_ref().filter(|word| word.registered.tag == tag)?;
-        Some(Arc::clone(&word.registered))
+        let latest = self.latest.as_ref().filter(|latest| latest.registered.tag == tag)?;
+        Some(Arc::clone(&latest.registered))
     }
 
     /// Whether the report comes from another process than the previous one.
     pub(super) fn is_another(&self, report: &GatewayReport) -> bool {
-        self.word.as_ref().is_some_and(|word| word.instance != report.instance)
+        self.latest.as_ref().is_some_and(|latest| latest.instance != report.instance)
     }
 
     /// Stores a report. `shared`: another host's adapters with the same tag. `hasher`: equal for all hosts.
@@ -164,19 +164,19 @@ impl Host {
         shared: Option<Arc<RegisteredAdapters>>,
         hasher: &impl BuildHasher,
     ) -> Result<(), MissingDelta> {
-        let before = self.word.take();
+        let before = self.latest.take();
         let tag = report.registered.tag;
         let indexed = |adapters: Vec<ReportedAdapter>| Arc::new(RegisteredAdapters::of(tag, adapters));
         let registered = shared.or_else(|| report.registered.content.map(indexed)).ok_or(MissingDelta)?;
         let resident_tag = report.resident.tag;
-        let kept = before.filter(|word| word.resident_tag == resident_tag).map(|word| word.resident);
+        let kept = before.filter(|latest| latest.resident_tag == resident_tag).map(|latest| latest.resident);
         let hashes = |names: &Vec<String>| names.iter().map(|name| hasher.hash_one(name)).collect();
         let hashed = |names: Vec<Vec<String>>| names.iter().map(hashes).collect();
         let resident = report.resident.content.map(hashed).or(kept).ok_or(MissingDelta)?;
         self.sent.retain(|sent| sent.at + ON_THE_WAY > asked_at);
         self.on_the_way.clear();
         self.sent.iter().for_each(|sent| add(&mut self.on_the_way, sent));
-        self.word = Some(HostReport {
+        self.latest = Some(HostReport {
             asked_at,
             state: report.state,
             instance: report.instance,
@@ -193,13 +193,13 @@ impl Host {
 
     /// Drops the report of a host that does not answer.
     pub(super) fn forget(&mut self) {
-        self.word = None;
+        self.latest = None;
         self.sent.clear();
         self.on_the_way.clear();
     }
 
     pub(super) fn age(&self, now: Instant) -> Option<Duration> {
-        self.word.as_ref().map(|word| now.saturating_duration_since(word.asked_at))
+        self.latest.as_ref().map(|latest| now.saturating_duration_since(latest.asked_at))
     }
 
     pub(super) fn is_ready(&self, now: Instant, stale: Duration) -> bool {
@@ -208,9 +208,9 @@ impl Host {
 
     /// Returns the report, if it is recent and the host accepts requests.
     pub(super) fn ready_word(&self, now: Instant, stale: Duration) -> Option<&HostReport> {
-        let word = self.word.as_ref()?;
-        let is_fresh = now.saturating_duration_since(word.asked_at) <= stale;
-        (is_fresh && word.state == GatewayState::Ready).then_some(word)
+        let latest = self.latest.as_ref()?;
+        let is_fresh = now.saturating_duration_since(latest.asked_at) <= stale;
+        (is_fresh && latest.state == GatewayState::Ready).then_some(latest)
     }
 
     /// Records a request that is sent to an executor.

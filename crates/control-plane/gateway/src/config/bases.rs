@@ -183,7 +183,7 @@ fn other(base: &BaseOption, args: &BasesArgs) -> Result<BaseConfig, GatewayConfi
         name: base.name.clone(),
         is_first: false,
         executors: executors
-            .map(|(name, socket)| Address { name: name.clone(), door: Endpoint::Socket(socket.clone()) })
+            .map(|(name, socket)| Address { name: name.clone(), endpoint: Endpoint::Socket(socket.clone()) })
             .collect(),
         expected_workers: if base.workers.is_empty() { vec![0] } else { base.workers.clone() },
         model: base.model.clone(),

@@ -27,16 +27,16 @@ const TUNNELS: &str = "tunnels";
 pub(super) fn addresses(args: &Args) -> Result<Vec<Address>, GatewayConfigError> {
     let executors = &args.executors;
     if executors.executors.is_empty() {
-        let door = Endpoint::Socket(executors.socket.clone().unwrap_or_default());
-        return Ok(vec![Address { name: ONLY.to_owned(), door }]);
+        let endpoint = Endpoint::Socket(executors.socket.clone().unwrap_or_default());
+        return Ok(vec![Address { name: ONLY.to_owned(), endpoint }]);
     }
     check_different(&executors.executors)?;
     let address = |named: &NamedEndpoint| {
-        let door = match &named.place {
+        let endpoint = match &named.place {
             ExecutorEndpoint::Socket(socket) => Endpoint::Socket(socket.clone()),
             ExecutorEndpoint::Host(host) => Endpoint::Far(far(executors, &args.state, &named.name, host)?),
         };
-        Ok(Address { name: named.name.clone(), door })
+        Ok(Address { name: named.name.clone(), endpoint })
     };
     executors.executors.iter().map(address).collect()
 }
@@ -78,7 +78,7 @@ pub(super) fn check_sockets(
     executors: &[Address],
     trainers: Option<&PathBuf>,
 ) -> Result<(), GatewayConfigError> {
-    let sockets = executors.iter().map(|address| match &address.door {
+    let sockets = executors.iter().map(|address| match &address.endpoint {
         Endpoint::Socket(socket) => ("socket", socket.as_path()),
         Endpoint::Far(far) => ("state", far.socket()),
     });

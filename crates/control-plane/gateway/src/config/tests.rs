@@ -21,7 +21,7 @@ fn an_open_port_without_keys_is_refused_unless_said_to_be_meant() {
 fn several_executors_are_given_by_name_and_socket() {
     let only = config(&[]).unwrap().executors.remove(0);
     assert!(
-        only.name == ONLY && matches!(&only.door, Endpoint::Socket(path) if path == Path::new("s")),
+        only.name == ONLY && matches!(&only.endpoint, Endpoint::Socket(path) if path == Path::new("s")),
         "{only:?}"
     );
     let several = config(&["--executor", "a=x", "--executor", "b=y"]).unwrap().executors;
@@ -53,7 +53,7 @@ fn an_executor_on_another_host_takes_a_certificate_and_a_model() {
     let given = |parts: &[&[&str]]| within("d", parts);
     let both = given(&[&far, &identity, &["--model", "m", "--executor", "near=x"]]).unwrap().executors;
     assert!(
-        matches!(&both[0].door, Endpoint::Far(far) if far.address().to_string() == "gpu.example:7443"),
+        matches!(&both[0].endpoint, Endpoint::Far(far) if far.address().to_string() == "gpu.example:7443"),
         "{both:?}"
     );
     for (wrong, named) in [

@@ -22,7 +22,7 @@ pub(super) struct ExecutorSocket {
 
 #[derive(Debug, Clone)]
 pub(super) struct ConnectTarget {
-    pub(super) door: Endpoint,
+    pub(super) endpoint: Endpoint,
     /// Random id of this gateway.
     pub(super) instance: u64,
     /// Silence after which the executor counts as lost.
@@ -33,7 +33,7 @@ impl ExecutorSocket {
     /// Connects to the executor's ROUTER without sending a message.
     pub(super) async fn open(peer: &ConnectTarget) -> Result<Self, String> {
         // A remote executor gets the longer timeout, because the greetings cross the network.
-        let (socket, limit, tunnel) = match &peer.door {
+        let (socket, limit, tunnel) = match &peer.endpoint {
             Endpoint::Socket(socket) => (socket.as_path(), CONNECT_TIMEOUT, None),
             Endpoint::Far(far) => {
                 let tunnel = far.tunnel().await.map_err(|error| error.to_string())?;

@@ -45,7 +45,7 @@ fn identity(index: usize) -> FakeModelIdentity {
 }
 
 fn address(directory: &Path, name: &str) -> Address {
-    Address { name: name.to_owned(), door: Endpoint::Socket(directory.join(name)) }
+    Address { name: name.to_owned(), endpoint: Endpoint::Socket(directory.join(name)) }
 }
 
 /// Starts and kills executors as the gateway asks, in order. `defunct` ignores requests for a wake.

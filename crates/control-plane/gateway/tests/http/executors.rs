@@ -37,7 +37,7 @@ impl ExecutorPair {
         let mut config = config(&directory);
         let address = |name: &str| Address {
             name: name.to_owned(),
-            door: Endpoint::Socket(directory.path().join(name)),
+            endpoint: Endpoint::Socket(directory.path().join(name)),
         };
         config.executors = ["a", "b"].map(address).into();
         config.telemetry.expected_workers = vec![2, 5];

@@ -121,7 +121,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
     GatewayConfig {
         executors: vec![Address {
             name: ONLY.to_owned(),
-            door: Endpoint::Socket(directory.path().join("socket")),
+            endpoint: Endpoint::Socket(directory.path().join("socket")),
         }],
         model: None,
         listen: "127.0.0.1:0".parse().unwrap(),
