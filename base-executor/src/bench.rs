@@ -21,14 +21,12 @@ use model::{
     sources::random::RandomSource,
     weights::served::ServedLayers,
 };
-use settings::{DeviceChoice, DeviceGroup, DeviceSplit};
+use settings::DeviceChoice;
 use types::{AdapterVersion, BlockId};
 
 use crate::{
-    device_group::{
-        self,
-        leader::{GroupOptions, other_cores},
-    },
+    config::DeviceFlags,
+    device_group::{self, leader::GroupOptions},
     model_loader::{kv_dtype, precision_of},
 };
 
@@ -48,12 +46,8 @@ pub struct BenchConfig {
     /// Device that computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
-    /// CPU devices that hold the base together, one process each, such as "cpu:0 cpu:1".
-    #[arg(long, value_name = "LIST")]
-    pub devices: Option<DeviceGroup>,
-    /// Division of the weights among these devices.
-    #[arg(long, value_name = "SPLIT", default_value = "outputs")]
-    pub device_split: DeviceSplit,
+    #[command(flatten)]
+    pub group: DeviceFlags,
     /// Number of threads, on the first cores.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
@@ -97,7 +91,7 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
         threads > 0 && prompt > 0 && streams > 0 && chunk_tokens > 0,
         "numbers must be at least 1"
     );
-    let of_cpu = config.device == DeviceChoice::Cpu || config.devices.is_none();
+    let of_cpu = config.device == DeviceChoice::Cpu || config.group.devices.is_none();
     anyhow::ensure!(of_cpu, "--devices work only with --device cpu");
     anyhow::ensure!((1..=MAX_RANK).contains(&config.rank), "--rank must be from 1 to {MAX_RANK}");
     let source: Box<dyn WeightSource + Send + Sync> = match config.random_weights {
@@ -162,7 +156,9 @@ fn on_cpu(
     config: &BenchConfig,
     blocks: usize,
 ) -> anyhow::Result<(ResidentModel<ServedLayers>, LoraPrecision)> {
-    let (weights, group) = match group_options(config) {
+    let rows = config.chunk_tokens.max(config.streams);
+    let options = GroupOptions::of(&config.group, rows, u64::MAX, config.random_weights);
+    let (weights, group) = match options {
         None => (LoadedWeights::open(source, None, config.threads, &|_| {})?, None),
         Some(options) => {
             let (weights, group) = device_group::leader::load(&config.model, source, &options, &|_| {})?;
@@ -174,24 +170,11 @@ fn on_cpu(
     group.map(|group| group.serve(precision)).transpose()?;
     let kv_dtype = kv_dtype(config.kv_dtype);
     let kv_bytes = weights.kv_shape(kv_dtype).block_bytes() * blocks;
-    let first = config.devices.as_ref().and_then(|group| group.devices().first());
-    let cores = first.map(|cores| cores.0.iter().map(|&core| core as usize).collect());
+    let cores = config.group.own_cores().map(|cores| cores.0.iter().map(|&core| core as usize).collect());
     let cores = cores.unwrap_or_else(|| (0..config.threads).collect());
     let options = ResidentOptions { cores, kv_bytes, kv_dtype };
-    let (adapters, others) = (weights.adapter_precision(), other_cores(config.devices.as_ref()));
+    let (adapters, others) = (weights.adapter_precision(), config.group.other_cores());
     Ok((ResidentModel::new(weights, &options)?.with_borrowed_cores(&options.cores, &others)?, adapters))
-}
-
-/// Returns the options of a device group, if there is more than one device.
-fn group_options(config: &BenchConfig) -> Option<GroupOptions> {
-    let devices = config.devices.clone().filter(|group| group.devices().len() > 1)?;
-    Some(GroupOptions {
-        devices,
-        split: config.device_split,
-        rows: config.chunk_tokens.max(config.streams),
-        memory_bytes: u64::MAX,
-        random_weights: config.random_weights,
-    })
 }
 
 fn on_gpu(

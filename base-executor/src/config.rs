@@ -1,5 +1,6 @@
 //! Settings of the process: command line, then environment, then defaults.
 
+mod devices;
 mod layers;
 mod sockets;
 mod weights;
@@ -9,12 +10,13 @@ use std::{num::NonZeroU64, path::PathBuf};
 use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, DeviceGroup,
-    DeviceSplit, DraftChoice, Gbps, KvDtype, LogFormat, MAX_WORKERS, MemoryFraction, Precision,
+    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, DraftChoice, Gbps,
+    KvDtype, LogFormat, MAX_WORKERS, MemoryFraction, Precision,
 };
 use shmproto::{board::MAX_SEATS, message};
 
 pub use self::{
+    devices::DeviceFlags,
     layers::{LayerFlags, LayerSocket},
     weights::{WeightFlags, WeightReads},
 };
@@ -38,12 +40,8 @@ pub struct ExecutorConfig {
     /// Device that computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE")]
     pub device: DeviceChoice,
-    /// CPU devices that hold the base together, one process each, such as "cpu:0-31 cpu:32-63".
-    #[arg(long, value_name = "LIST", conflicts_with = "cores")]
-    pub devices: Option<DeviceGroup>,
-    /// Division of the weights among these devices.
-    #[arg(long, value_name = "SPLIT")]
-    pub device_split: DeviceSplit,
+    #[command(flatten)]
+    pub group: DeviceFlags,
     /// Socket for gateways, in a directory that only this user may enter. Without an engine it only gives the
     /// place of `layers.sock`.
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET", required_unless_present = "place")]
@@ -225,6 +223,9 @@ pub enum ExecutorConfigError {
     /// The KV cache data type is not available on GPUs.
     #[error("--kv-dtype int8 and bf16 work only with --device cpu; remove it, or use f16")]
     KvOfGpu,
+    /// A device group is set beside cores.
+    #[error("--devices name the cores of each device; remove --cores")]
+    GroupCores,
     /// A device group is set for a GPU.
     #[error("--devices are CPU devices and do not go with --device cuda; remove one of them")]
     GroupOfGpu,
@@ -279,7 +280,7 @@ impl ExecutorConfig {
         if self.precision != Precision::Auto && self.device != DeviceChoice::Cpu {
             return Err(ExecutorConfigError::PrecisionOfGpu);
         }
-        self.check_group()?;
+        self.group.check(&self)?;
         if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
             return Err(ExecutorConfigError::TooLarge { flag, value, most: MAX_SEATS });
@@ -302,27 +303,10 @@ impl ExecutorConfig {
         Ok(self)
     }
 
-    fn check_group(&self) -> Result<(), ExecutorConfigError> {
-        if self.devices.is_none() {
-            return Ok(());
-        }
-        if self.device != DeviceChoice::Cpu {
-            return Err(ExecutorConfigError::GroupOfGpu);
-        }
-        if self.weights.bytes.is_some() {
-            return Err(ExecutorConfigError::GroupStreams);
-        }
-        if self.engine == EngineKind::None {
-            return Err(ExecutorConfigError::GroupWithoutEngine);
-        }
-        let early_exit = self.draft == DraftChoice::EarlyExit;
-        if early_exit { Err(ExecutorConfigError::GroupDrafts) } else { Ok(()) }
-    }
-
     /// Returns the cores of this process: of a group's first device, or as set; `None` allows all.
     #[must_use]
     pub fn own_cores(&self) -> Option<&CoreList> {
-        self.devices.as_ref().and_then(|group| group.devices().first()).or(self.cores.as_ref())
+        self.group.own_cores().or(self.cores.as_ref())
     }
 
     /// Returns the bytes per second of the emulated link.
@@ -398,6 +382,7 @@ mod tests {
                 vec!["--devices", "cpu:0 cpu:1", "--resident-weight-bytes", "1GiB"],
                 ExecutorConfigError::GroupStreams,
             ),
+            (vec!["--devices", "cpu:0 cpu:1", "--cores", "0"], ExecutorConfigError::GroupCores),
             (vec!["--devices", "cpu:0 cpu:1", "--engine", "none"], ExecutorConfigError::GroupWithoutEngine),
             (vec!["--devices", "cpu:0 cpu:1", "--draft", "early-exit"], ExecutorConfigError::GroupDrafts),
         ];
@@ -405,7 +390,6 @@ mod tests {
             assert_eq!(checked(&arguments), Err(error), "{arguments:?}");
         }
         assert_eq!(checked(&["--devices", "cpu:1 cpu:0"]).unwrap().own_cores(), Some(&"1".parse().unwrap()));
-        assert!(parse(&["--devices", "cpu:0 cpu:1", "--cores", "0"]).is_err());
         for wrong in ["--layer-max-sessions=0", "--layer-tenant-rows=0", "--layer-rows-per-s=0"] {
             assert!(checked(&[wrong]).is_err(), "{wrong}");
         }

@@ -1,4 +1,4 @@
-//! The other processes of a base that several devices hold together.
+//! Starts and watches the processes of a base that several devices hold together.
 //!
 //! The executor is the leader: it runs the engine and the forward pass, and holds the first part of the
 //! weights. It starts one child process for each other device, from its own program. A group lives and dies

@@ -122,7 +122,9 @@ pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
     process::raise_file_limit();
     if let Some(cores) = config.own_cores() {
         // The members of a device group inherit the leader's cores, so all are checked here.
-        startup::check_cores(&config.devices.as_ref().map_or_else(|| cores.clone(), DeviceGroup::cores))?;
+        startup::check_cores(
+            &config.group.devices.as_ref().map_or_else(|| cores.clone(), DeviceGroup::cores),
+        )?;
         startup::stay_on(cores)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

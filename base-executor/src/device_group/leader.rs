@@ -35,7 +35,7 @@ use shmproto::{
 use super::{MEMBER_COMMAND, PRECISIONS, RELEASE, SPIN, files_hash};
 use text::sandbox::OWN_PROGRAM;
 
-use crate::spawn;
+use crate::{config::DeviceFlags, spawn};
 
 /// A base that several devices hold.
 #[derive(Debug, Clone)]
@@ -51,16 +51,21 @@ pub(crate) struct GroupOptions {
 }
 
 impl GroupOptions {
+    /// Returns the options of a base on several devices; `None` on one.
+    pub(crate) fn of(
+        flags: &DeviceFlags,
+        rows: usize,
+        memory_bytes: u64,
+        random_weights: Option<u64>,
+    ) -> Option<Self> {
+        let (devices, split) = (flags.several()?.clone(), flags.device_split);
+        Some(Self { devices, split, rows, memory_bytes, random_weights })
+    }
+
     /// Returns the division of the weights.
     pub(crate) fn plan(&self) -> GroupPlan {
         GroupPlan { devices: self.devices.devices().len(), split: weight_split(self.split) }
     }
-}
-
-/// Returns the cores of all devices of a group but the first.
-pub(crate) fn other_cores(group: Option<&DeviceGroup>) -> Vec<usize> {
-    let others = group.into_iter().flat_map(|group| group.devices().iter().skip(1));
-    others.flat_map(|cores| &cores.0).map(|&core| core as usize).collect()
 }
 
 /// The members of a group, which wait for the leader's calls once they serve.

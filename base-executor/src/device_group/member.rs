@@ -103,7 +103,8 @@ fn load(hello: &MemberHello, leader: &MemberEnd) -> anyhow::Result<ShardWeights>
     let weights = ShardWeights::load(&*source, plan, device, threads, &progress)?;
     anyhow::ensure!(
         source.unchanged(),
-        "{} was written while it was loaded, so its weights may be wrong; start again when the file is complete",
+        "{} was written while it was loaded, so its weights may be wrong; start again when the file is \
+         complete",
         path.display()
     );
     Ok(weights)
@@ -142,5 +143,9 @@ fn serve_calls(
     };
     let group = GroupMember::join(region, geometry, hello.device - 1, SPIN)?;
     let pool = ThreadPool::new(cores).context("cannot start the threads of a device")?;
-    Ok(MemberModel::new(weights, *precision, pool).serve(group)?)
+    MemberModel::new(weights, *precision, pool).serve(group)?;
+    // The group ends with its leader. A member that ended first would look like a fault.
+    loop {
+        thread::park();
+    }
 }

@@ -36,7 +36,7 @@ use crate::{
     device::{ArrivalNotifier, FreeBytes},
     device_group::{
         self,
-        leader::{GroupOptions, GroupStart, Members, other_cores},
+        leader::{GroupOptions, GroupStart, Members},
     },
     device_memory_split::DeviceBytes,
     progress::LoadingProgress,
@@ -67,21 +67,16 @@ struct HostDevice {
     streamed: Option<StreamOptions>,
     /// The devices that hold the base together, if there are several.
     group: Option<GroupOptions>,
-    /// The other processes of such a group, once they serve.
+    /// Processes of the other devices, once they serve.
     members: OnceLock<Members>,
     precision: PrecisionChoice,
 }
 
 /// Returns the options of a device group, if there is more than one device.
 fn group_options(config: &ExecutorConfig) -> Option<GroupOptions> {
-    let devices = config.devices.clone().filter(|group| group.devices().len() > 1)?;
-    Some(GroupOptions {
-        devices,
-        split: config.device_split,
-        rows: config.chunk_tokens + config.max_running,
-        memory_bytes: MemoryBudget::of_this_machine(config.process_memory, 0).stats().limit_bytes,
-        random_weights: config.random_weights,
-    })
+    let limit_bytes = MemoryBudget::of_this_machine(config.process_memory, 0).stats().limit_bytes;
+    let rows = config.chunk_tokens + config.max_running;
+    GroupOptions::of(&config.group, rows, limit_bytes, config.random_weights)
 }
 
 impl HostDevice {
@@ -186,7 +181,7 @@ impl BaseDevice for HostDevice {
                 .context("--device-bytes is more than this machine can address")?,
             kv_dtype: kv_dtype(config.kv_dtype),
         };
-        let others = other_cores(config.devices.as_ref());
+        let others = config.group.other_cores();
         let mut model = ResidentModel::new(weights, &options)?.with_borrowed_cores(cores, &others)?;
         if config.offers_exact() {
             model.commit();

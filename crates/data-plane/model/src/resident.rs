@@ -133,8 +133,8 @@ impl<L: HostLayers> ResidentModel<L> {
         &mut self.compute.pool
     }
 
-    /// Lets long passes compute on `borrowed` cores too, which belong to processes that sleep between calls of
-    /// long passes: the members of a device group.
+    /// Lets long passes compute on `borrowed` cores too. These belong to the members of a device group, which
+    /// sleep between the calls of a long pass.
     ///
     /// # Errors
     ///

@@ -116,11 +116,15 @@ impl GroupLayers {
             }
             let posted: Vec<_> = others
                 .iter()
-                .map(|&(member, _)| group.post(member, &forward_call(call, block.len())))
+                .map(|&(member, _)| group.post(member, &group_call(call, block.len())))
                 .collect();
             let parts = std::mem::take(&mut rest);
             if !parts.is_empty() {
-                // The leader computes all rows at once, while the members compute the first block.
+                // The leader computes all rows at once, while the members compute the first block. If none
+                // takes part, all of them sleep.
+                if others.is_empty() {
+                    compute.pool.use_borrowed(borrowed);
+                }
                 evaluate(compute, site, call, x, &parts, SumFrom::Zero, out);
             }
             posted.into_iter().for_each(|calls| group.wait(calls));
@@ -172,7 +176,7 @@ impl GroupLayers {
                     let place = at * padded(share.width);
                     scatter(g, width, share, base, &mut self.gradient);
                     group.write_outputs(member, place, &self.gradient);
-                    let of_chunk = forward_call(call, chunk.len());
+                    let of_chunk = group_call(call, chunk.len());
                     let call = GroupCall { input: at * padded(columns), output: place, after, ..of_chunk };
                     after = Some(group.post(member, &call));
                 }
@@ -318,7 +322,7 @@ fn padded(width: usize) -> usize {
     width.max(1).next_multiple_of(PLACE_VALUES)
 }
 
-fn forward_call(call: SiteCall, rows: usize) -> GroupCall {
+fn group_call(call: SiteCall, rows: usize) -> GroupCall {
     let work = GroupWork::Evaluate { part: call.part, op: call.op, path: call.path };
     let rows = u32::try_from(rows).unwrap_or(u32::MAX);
     GroupCall { site: call.site.0, work, rows, input: 0, output: 0, after: None }
@@ -360,7 +364,7 @@ fn gather(
 }
 
 /// Copies a member's columns of the gradient `g` into rows of its own width. Columns that the call does not
-/// need keep their contents, which nobody reads.
+/// need keep their contents and are not read.
 fn scatter(g: &[f32], width: usize, share: &CallShare, base: usize, own: &mut Vec<f32>) {
     let (from, to) = (share.outputs.start - base, share.outputs.start - share.first);
     own.resize(g.len() / width * share.width, 0.0);

@@ -1,4 +1,4 @@
-//! Which outputs of a linear group each device of a device group holds.
+//! Division of a model's weights among the devices of a group.
 
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ impl GroupPlan {
         cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
     }
 
-    /// Returns the device with a site's block. The head is on the last device, and a separate token embedding,
-    /// one past the head, on the first.
+    /// Returns the device with a site's block. The head is on the last device. A separate token embedding is
+    /// on the first; its number is one past the head's.
     fn owner(&self, config: &ModelConfig, id: SiteId) -> usize {
         match id.group(config) {
             Some((layer, group)) if group != crate::shape::layout::LinearGroup::Head => {
