@@ -55,9 +55,9 @@ pub struct ThreadPool {
 /// Whether the helpers on borrowed cores take part in regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BorrowedCores {
-    /// The lenders compute there.
+    /// The lenders compute there, so the helpers wait.
     Returned,
-    /// The lenders sleep.
+    /// The lenders sleep, so the helpers take part.
     Used,
 }
 
@@ -99,8 +99,8 @@ impl ThreadPool {
         Self::with_borrowed(cores, &[])
     }
 
-    /// Creates a pool like [`ThreadPool::new`], with further helpers on cores of other processes, which sleep at
-    /// times. These helpers take part while [`ThreadPool::use_borrowed`] says so.
+    /// Creates a pool like [`ThreadPool::new`], with further helpers on cores of other processes. These take
+    /// part while [`ThreadPool::use_borrowed`] says so, because the other processes sleep then.
     ///
     /// # Errors
     /// Fails if the operating system refuses a thread.
@@ -155,7 +155,7 @@ impl ThreadPool {
         std::mem::replace(&mut self.borrowed, borrowed)
     }
 
-    /// Returns the number of threads that take part, the caller included; for a rehearsal the simulated number.
+    /// Returns the number of threads that take part, the caller included; a rehearsal has a simulated number.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.rehearsal.as_ref().map_or(self.active_helpers() + 1, |rehearsal| rehearsal.threads)

@@ -135,9 +135,9 @@ pub enum GroupError {
 pub struct GroupCall {
     /// Site whose weights are needed; one past the last site stands for the token embedding.
     pub site: u32,
-    /// What to do with the weights.
+    /// Work of the member with the weights.
     pub work: GroupWork,
-    /// Number of rows.
+    /// Number of rows that the call computes.
     pub rows: u32,
     /// First value in the area of inputs: a multiple of [`PLACE_VALUES`].
     pub input: usize,
@@ -156,7 +156,7 @@ pub struct CallsOfMember {
     pub count: u32,
 }
 
-/// What a member does with the weights of a site.
+/// Work of a member with the weights of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupWork {
     /// Evaluates the member's outputs of a site. Forward: inputs to outputs. Backward: the area of outputs
@@ -209,7 +209,7 @@ pub enum GroupViolation {
     Site {
         /// Number of the site.
         site: u32,
-        /// Number of rows.
+        /// Number of rows that the call names.
         rows: u32,
     },
 }

@@ -1,7 +1,10 @@
 //! Starts the members of a group, waits for their weights and watches them.
 
 use std::{
-    os::fd::OwnedFd,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::CommandExt as _,
+    },
     path::Path,
     process::{Command, Stdio},
     sync::{
@@ -135,7 +138,7 @@ impl GroupStart {
         let code = PRECISIONS.iter().position(|&known| known == precision).unwrap_or_default();
         let serve = ServeGroup { precision: u8::try_from(code)?, ..self.serve };
         for member in &self.members.members {
-            let sent = member.socket.send(&ToMember::Serve(serve), &[std::os::fd::AsFd::as_fd(&self.region)]);
+            let sent = member.socket.send(&ToMember::Serve(serve), &[self.region.as_fd()]);
             sent.with_context(|| format!("device {} of the group is gone", member.device))?;
         }
         Ok(self.members)
@@ -181,7 +184,8 @@ impl MemberLink {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (own, childs) = pair.context("cannot make a socket for a device of the group")?;
         let mut command = Command::new(OWN_PROGRAM);
-        command.arg(MEMBER_COMMAND).stdin(Stdio::from(childs)).stdout(Stdio::null());
+        // The process list shows this name.
+        command.arg0("base-executor").arg(MEMBER_COMMAND).stdin(Stdio::from(childs)).stdout(Stdio::null());
         let started = command.spawn();
         let child = started.with_context(|| format!("cannot start device {device} of the group"))?;
         // The command holds the child's end of the socket; after it is gone the child alone does.

@@ -194,7 +194,12 @@ impl BaseDevice for HostDevice {
     }
 
     fn facts(&self) -> DeviceFacts {
-        facts()
+        let DeviceFacts { kind, name, memory_bytes } = facts();
+        let name = match &self.group {
+            Some(group) => format!("{name}, a group of {}", group.devices.devices().len()),
+            None => name,
+        };
+        DeviceFacts { kind, name, memory_bytes }
     }
 
     /// Opens the worker socket, if workers are allowed.

@@ -15,7 +15,7 @@ pub const DEPTH: u32 = 16;
 /// Value of [`CallSlot::part`] and [`CallSlot::after_member`] that stands for none.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Values of [`CallSlot::work`].
+/// Values of [`CallSlot::work`], one for each kind of work.
 pub(super) const EVALUATE: u32 = 0;
 pub(super) const READ_ROWS: u32 = 1;
 pub(super) const END: u32 = 2;
@@ -69,7 +69,7 @@ line! {
         12 op: AtomicU32,
         /// Arithmetic of the site (`SitePath`).
         16 path: AtomicU32,
-        /// Number of rows.
+        /// Number of rows that the call computes.
         20 rows: AtomicU32,
         /// First value of the call in the area of inputs.
         24 input: AtomicU64,

@@ -9,7 +9,7 @@ use crate::futex;
 /// Polls of the word between two reads of the clock.
 const LOOKS_PER_TICK: u32 = 64;
 
-/// Time after which a sleeper looks again although nobody woke it, so that a lost process cannot leave it.
+/// Time after which a sleeper looks again without a wake-up: the process that would wake it may be lost.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A count in shared memory with the number of its sleepers.

@@ -34,7 +34,7 @@ wire_enum! {
     pub enum FromMember {
         /// The member does not take part; the text says why and what to do. The process ends.
         Refused(String) = 0,
-        /// Progress of loading.
+        /// Progress of a member that loads its weights.
         Loading(GroupLoading) = 1,
         /// The member's weights are in memory.
         Loaded(MemberLoaded) = 2,
@@ -42,7 +42,7 @@ wire_enum! {
 }
 
 wire_struct! {
-    /// What a member loads, and where it computes.
+    /// Description of a member: its part of the weights and its cores.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct MemberHello {
         /// [`LAYOUT_HASH`] of the leader.

@@ -3,6 +3,7 @@
 
 pub(crate) mod capacity;
 pub(crate) mod host_ledger;
+mod numa;
 
 use std::{
     fs,
@@ -89,6 +90,7 @@ fn machine(
     let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
     match config {
         Ok(config) => {
+            findings.extend(numa::finding(&config, &numa::nodes(Path::new(numa::NODES))));
             findings.extend(memory(&config, home));
             let is_cpu =
                 |config: &DeploymentConfig| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));

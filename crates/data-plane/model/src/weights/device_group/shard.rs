@@ -42,7 +42,7 @@ pub struct ShardWeights {
 struct Segment {
     /// Index of the layer in its site.
     part: usize,
-    /// Its first row.
+    /// First row of the segment in its layer.
     first_row: usize,
     /// Outputs of the site before the first row.
     column: usize,

@@ -37,6 +37,18 @@ fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
 }
 
 #[test]
+fn the_devices_of_a_group_are_passed_in_place_of_cores() {
+    let text_of_file = "executor.devices = ['cpu:0-1', 'cpu:2-3']\nworkers.count = 0";
+    let ((_directory, state, _), config) = (state(), toml::from_str(text_of_file).unwrap());
+    let split = split(&config, "0-7");
+    assert_eq!(split.executor, Some("0-3".parse().unwrap()));
+    let place = (&state, Instance::default());
+    let arguments = text(&executor_arguments(&config, &split, Path::new("/m"), place, LogFormat::Human));
+    assert!(arguments.contains("--devices cpu:0-1 cpu:2-3"), "{arguments}");
+    assert!(!arguments.contains("--cores"), "{arguments}");
+}
+
+#[test]
 fn a_worker_is_told_its_core_and_the_executor_and_the_gateway_how_many_there_are() {
     let ((_directory, state, run), config) = (state(), DeploymentConfig::default());
     let split = split(&config, "0-7");
