@@ -32,10 +32,13 @@ pub struct ShardWeights {
     /// Outputs of each site that each device holds.
     pub(super) ranges: Vec<Vec<Range<usize>>>,
     /// Biases of all linear layers of each site.
-    biases: Vec<Vec<Option<Vec<f32>>>>,
+    biases: Vec<SiteBiases>,
     /// Rows of each site's linear layers on this device.
     segments: Vec<Vec<Segment>>,
 }
+
+/// Bias of each linear layer of a site, if the layer has one.
+type SiteBiases = Vec<Option<Vec<f32>>>;
 
 /// Rows of one linear layer.
 #[derive(Debug)]
@@ -52,7 +55,7 @@ struct Segment {
 /// Division of a model's weights, with the segments of one device.
 struct GroupLayout {
     sites: Vec<Site>,
-    biases: Vec<Vec<Option<Vec<f32>>>>,
+    biases: Vec<SiteBiases>,
     ranges: Vec<Vec<Range<usize>>>,
     jobs: Vec<SegmentJob>,
 }
@@ -200,10 +203,7 @@ fn site_tensors(config: &ModelConfig) -> impl Iterator<Item = Vec<TensorId>> {
 }
 
 /// Returns a site with the weights `ids`, and the bias of each.
-fn describe(
-    source: &dyn WeightSource,
-    ids: &[TensorId],
-) -> Result<(Site, Vec<Option<Vec<f32>>>), WeightsError> {
+fn describe(source: &dyn WeightSource, ids: &[TensorId]) -> Result<(Site, SiteBiases), WeightsError> {
     let config = source.config();
     let (mut parts, mut biases, mut is_exact, mut columns) = (Vec::new(), Vec::new(), true, 0);
     for &id in ids {
