@@ -35,9 +35,9 @@ use shmproto::{
     },
 };
 
-use super::{MEMBER_COMMAND, PRECISIONS, RELEASE, SPIN, files_hash};
 use text::sandbox::OWN_PROGRAM;
 
+use super::{MEMBER_COMMAND, RELEASE, SPIN, code_of, files_hash};
 use crate::{config::DeviceFlags, spawn};
 
 /// A base that several devices hold.
@@ -135,8 +135,7 @@ impl GroupStart {
     /// # Errors
     /// If a member is gone.
     pub(crate) fn serve(self, precision: Precision) -> anyhow::Result<Members> {
-        let code = PRECISIONS.iter().position(|&known| known == precision).unwrap_or_default();
-        let serve = ServeGroup { precision: u8::try_from(code)?, ..self.serve };
+        let serve = ServeGroup { precision: code_of(precision), ..self.serve };
         for member in &self.members.members {
             let sent = member.socket.send(&ToMember::Serve(serve), &[self.region.as_fd()]);
             sent.with_context(|| format!("device {} of the group is gone", member.device))?;

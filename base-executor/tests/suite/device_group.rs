@@ -123,7 +123,7 @@ async fn a_member_that_dies_during_a_call_ends_the_group_before_a_wrong_token() 
             gateway.send(ToExecutor::Generate(request(1, prompt(1, 40), 20))).await;
             process.fails(1);
             let mut tokens = Vec::new();
-            // What was sent before the end has arrived by now.
+            // Outputs that the executor sent before its end have arrived by now.
             while let Ok(Some(message)) = timeout(Duration::from_millis(100), gateway.try_receive()).await {
                 let ToGateway::Outputs(outputs) = message else { continue };
                 tokens.extend(outputs.iter().flat_map(|output| &output.tokens).map(|token| token.token));

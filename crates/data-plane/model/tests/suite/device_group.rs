@@ -1,13 +1,10 @@
 //! A base over several devices: the bits of one device, for every call, precision and division of the weights.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use kernels::{Activations, Isa, ThreadPool};
 use model::{
-    adapter::Adapter,
     cpu::Compute,
-    deltas::prepared::PreparedAdapter,
-    forward::{ForwardPass, LogitRows, SequenceSlice},
     linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     precision::Precision,
     resident::{KvPrecision, LoadedWeights, ResidentModel, ResidentOptions},
@@ -25,7 +22,8 @@ use model::{
 };
 use shmproto::group::{GroupLeader, WeightSplit};
 use testkit::paths::{golden, real_model as smollm2};
-use types::BlockId;
+
+use crate::streamed::{adapters, talk};
 
 type Source = dyn WeightSource + Send + Sync;
 
@@ -67,32 +65,6 @@ fn plans(devices: impl IntoIterator<Item = usize>) -> Vec<GroupPlan> {
     devices.into_iter().flat_map(of).collect()
 }
 
-/// Bits of the logits of three simultaneous prompts, in chunks, and of some steps after them.
-fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
-    model: &mut P,
-    adapters: &[Option<Arc<PreparedAdapter>>],
-) -> Vec<u32> {
-    let tokens = |index: u32| (0..40).map(|at| (at * 37 + index * 101 + at * at) % 250).collect::<Vec<u32>>();
-    let prompts: Vec<Vec<u32>> = (0..3).map(tokens).collect();
-    let blocks: Vec<Vec<BlockId>> =
-        (0..3).map(|index| (0..3).map(|block| BlockId(index * 3 + block)).collect()).collect();
-    let (mut bits, mut logits) = (Vec::new(), Vec::new());
-    for range in [0..17, 17..38, 38..39, 39..40] {
-        let slice = |index: usize| SequenceSlice {
-            tokens: &prompts[index][range.clone()],
-            start: range.start,
-            blocks: &blocks[index],
-            trunk: &[],
-            adapter: adapters[index % adapters.len()].as_ref(),
-            logits: if index == 2 { LogitRows::All } else { LogitRows::Last },
-        };
-        let batch: Vec<_> = (0..3).map(slice).collect();
-        assert!(model.forward(&batch, &mut logits).is_ok());
-        bits.extend(logits.iter().map(|logit| logit.to_bits()));
-    }
-    bits
-}
-
 /// Rows that differ from call to call.
 fn rows(count: usize, salt: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * 2_654_435_761 + salt * 97) % 1009) as f32 / 504.0 - 1.0).collect()
@@ -127,19 +99,6 @@ fn calls<B: EvaluateSites>(model: &mut B, counts: &[usize]) -> Vec<(SiteCall, Ve
     results
 }
 
-fn adapters(name: &str, source: &Source, weights: &LoadedWeights) -> Vec<Option<Arc<PreparedAdapter>>> {
-    let folder = golden("adapters").join(name);
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let prepared = paths.iter().map(|path| {
-        let adapter = Adapter::read(path, source.config()).unwrap();
-        let prepared = PreparedAdapter::new(&adapter, source.config(), weights.adapter_precision()).unwrap();
-        Some(Arc::new(prepared))
-    });
-    [None].into_iter().chain(prepared).collect()
-}
-
 const MODELS: [&str; 12] = [
     "llama-tied",
     "llama-bf16",
@@ -160,14 +119,14 @@ fn a_base_on_several_devices_gives_the_logits_of_one() {
     for name in MODELS {
         let source = open(&golden("models").join(name)).unwrap();
         let weights = resident(&*source, Precision::default());
-        let adapters = adapters(name, &*source, &weights);
-        let wanted = talk(&mut ResidentModel::new(weights, &options()).unwrap(), &adapters);
+        let adapters = adapters(name, &*source);
+        let wanted = talk(&mut ResidentModel::new(weights, &options()).unwrap(), &adapters).unwrap();
         for plan in plans([2, 3, 4, 16]) {
             // Passes of more rows than fit at once are computed in turns.
             for rows in [5, 600] {
                 let weights = grouped(&*source, plan, Precision::default(), rows);
                 let mut model = ResidentModel::new(weights, &options()).unwrap();
-                assert!(talk(&mut model, &adapters) == wanted, "{name}, {plan:?}, {rows} rows");
+                assert!(talk(&mut model, &adapters).unwrap() == wanted, "{name}, {plan:?}, {rows} rows");
             }
         }
     }
@@ -202,14 +161,14 @@ fn a_real_model_on_several_devices_gives_the_bits_of_one_and_each_holds_a_part()
     let one = resident(&*source, Precision::default());
     let whole = one.bytes();
     let mut one = ResidentModel::new(one, &options()).unwrap();
-    let (logits, gradients) = (talk(&mut one, &[None]), calls(&mut one, &[70]));
+    let (logits, gradients) = (talk(&mut one, &[None]).unwrap(), calls(&mut one, &[70]));
     for (plan, share) in [(2, 1.7), (3, 2.4)]
         .map(|(devices, share)| (GroupPlan { devices, split: WeightSplit::Outputs }, share))
     {
         let weights = grouped(&*source, plan, Precision::default(), 64);
         assert!((weights.bytes() as f64) < whole as f64 / share, "{plan:?}: {} of {whole}", weights.bytes());
         let mut model = ResidentModel::new(weights, &options()).unwrap();
-        assert!(talk(&mut model, &[None]) == logits, "{plan:?}");
+        assert!(talk(&mut model, &[None]).unwrap() == logits, "{plan:?}");
         assert!(calls(&mut model, &[70]) == gradients, "{plan:?}");
     }
 }

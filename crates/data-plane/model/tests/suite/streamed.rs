@@ -64,7 +64,7 @@ fn least(source: &StreamedSource, directory: &Path) -> u64 {
     }
 }
 
-fn adapters(name: &str, source: &StreamedSource) -> Vec<Option<Arc<PreparedAdapter>>> {
+pub(crate) fn adapters(name: &str, source: &StreamedSource) -> Vec<Option<Arc<PreparedAdapter>>> {
     let precision = LoadedWeights::load(source, 1).unwrap().adapter_precision();
     let entries = fs::read_dir(golden("adapters").join(name)).into_iter().flatten();
     let of_experts = fs::read_dir(golden("adapters/experts").join(name)).into_iter().flatten();
@@ -79,7 +79,7 @@ fn adapters(name: &str, source: &StreamedSource) -> Vec<Option<Arc<PreparedAdapt
 }
 
 /// Bits of the logits of simultaneous prompts, one of them in chunks, and of some steps after them.
-fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
+pub(crate) fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
     model: &mut P,
     adapters: &[Option<Arc<PreparedAdapter>>],
 ) -> Result<Vec<u32>, P::Error> {
