@@ -103,8 +103,8 @@ pub struct Activations {
     pub(crate) zero8: Vec<i32>,
     /// -128 times the sum of a group's quantized values.
     pub(crate) zero128: Vec<i32>,
-    /// -128 times the sum of each half group: first halves of sixteen rows, then second halves.
-    pub(crate) zero128_halves: Vec<i32>,
+    /// -32 times the sum of each half group: first halves of sixteen rows, then second halves.
+    pub(crate) zero32_halves: Vec<i32>,
     /// Scale times the sum of a group's quantized values.
     pub(crate) sums: Vec<f32>,
     /// Pairs of bf16; a row of odd width is padded with a zero.
@@ -229,7 +229,7 @@ impl Activations {
         grow(&mut self.sums, all);
         grow(&mut self.zero8, all);
         grow(&mut self.zero128, all);
-        grow(&mut self.zero128_halves, 2 * all);
+        grow(&mut self.zero32_halves, 2 * all);
         let job = Quantize {
             floats: self.floats.as_ptr(),
             bytes: self.bytes.as_mut_ptr(),
@@ -239,7 +239,7 @@ impl Activations {
             sums: self.sums.as_mut_ptr(),
             zero8: self.zero8.as_mut_ptr(),
             zero128: self.zero128.as_mut_ptr(),
-            zero128_halves: self.zero128_halves.as_mut_ptr(),
+            zero32_halves: self.zero32_halves.as_mut_ptr(),
             rows: self.rows,
             groups,
             wide_above: rounding.wide_above / groups as f32,

@@ -44,10 +44,11 @@ pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerLayout> {
         TensorType::F32 | TensorType::F16 | TensorType::Bf16 => None,
         TensorType::Q4_0 => form(4, 32, Offset::Zero(8)),
         TensorType::Q4_1 | TensorType::Q4K => form(4, 32, Offset::Minimum),
-        // Signed codes of five, six and eight bits share the zero point 128, and so one kernel.
-        TensorType::Q5_0 | TensorType::Q8_0 => form(8, 32, Offset::Zero(128)),
-        TensorType::Q5_1 | TensorType::Q5K => form(8, 32, Offset::Minimum),
-        TensorType::Q6K => form(8, 16, Offset::Zero(128)),
+        TensorType::Q5_0 => form(5, 32, Offset::Zero(16)),
+        TensorType::Q5_1 | TensorType::Q5K => form(5, 32, Offset::Minimum),
+        TensorType::Q6K => form(6, 16, Offset::Zero(32)),
+        // Signed bytes.
+        TensorType::Q8_0 => form(8, 32, Offset::Zero(128)),
         TensorType::Mxfp4 => form(4, 32, Offset::E2m1),
     }
 }
@@ -71,10 +72,7 @@ impl DecodedRow {
                 TensorType::Mxfp4 => self.codes.extend(nibbles(&block[1..])),
                 TensorType::Q4_0 => self.codes.extend(nibbles(&block[2..])),
                 TensorType::Q4_1 => self.codes.extend(nibbles(&block[4..])),
-                // Five bits with zero point 16; adding 112 moves the zero point to 128.
-                TensorType::Q5_0 => {
-                    self.codes.extend(fifth_bits(nibbles(&block[6..]), &block[2..6]).map(|code| code + 112));
-                }
+                TensorType::Q5_0 => self.codes.extend(fifth_bits(nibbles(&block[6..]), &block[2..6])),
                 TensorType::Q5_1 => self.codes.extend(fifth_bits(nibbles(&block[8..]), &block[4..8])),
                 TensorType::Q8_0 => self.codes.extend(block[2..34].iter().map(|code| code.wrapping_add(128))),
                 TensorType::Q4K => self.k_codes(&block[16..], None),
@@ -136,8 +134,7 @@ impl DecodedRow {
             let low = low[64 * half + 32 * (quarter % 2) + i];
             let nibble = if quarter < 2 { low & 15 } else { low >> 4 };
             let top = (high[32 * half + i] >> (2 * quarter)) & 3;
-            // Six bits with zero point 32; adding 96 moves the zero point to 128.
-            self.codes.push((nibble | top << 4) + 96);
+            self.codes.push(nibble | top << 4);
         }
     }
 }

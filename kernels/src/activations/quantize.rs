@@ -20,7 +20,7 @@ pub(super) struct Quantize {
     pub(super) sums: *mut f32,
     pub(super) zero8: *mut i32,
     pub(super) zero128: *mut i32,
-    pub(super) zero128_halves: *mut i32,
+    pub(super) zero32_halves: *mut i32,
     pub(super) rows: usize,
     pub(super) groups: usize,
     /// A group is wide if its squared largest magnitude exceeds `wide_above` times the sum over the row's
@@ -138,8 +138,8 @@ impl Quantize {
                 for column in S::transpose(rows) {
                     *sum = S::add(*sum, column);
                 }
-                let zero128 = S::to_i32(S::mul(*sum, S::splat(-128.0)));
-                S::store_i32(self.zero128_halves.add(at_halves + half * LANES), zero128);
+                let zero32 = S::to_i32(S::mul(*sum, S::splat(-32.0)));
+                S::store_i32(self.zero32_halves.add(at_halves + half * LANES), zero32);
             }
             let sum = S::add(halves[0], halves[1]);
             // `max` may skip a NaN, a sum does not: a group with a non-finite value gets a NaN scale.
@@ -217,8 +217,8 @@ impl Quantize {
             *self.sums.add(at) = scale * sum as f32;
             *self.zero8.add(at) = sum.wrapping_mul(-8);
             *self.zero128.add(at) = sum.wrapping_mul(-128);
-            *self.zero128_halves.add(at_halves.0) = halves[0].wrapping_mul(-128);
-            *self.zero128_halves.add(at_halves.1) = halves[1].wrapping_mul(-128);
+            *self.zero32_halves.add(at_halves.0) = halves[0].wrapping_mul(-32);
+            *self.zero32_halves.add(at_halves.1) = halves[1].wrapping_mul(-32);
         }
     }
 }

@@ -47,9 +47,10 @@ pub(super) enum Packing {
     Four8,
     FourMinimum,
     FourE2m1,
+    Five16,
+    FiveMinimum,
+    Six32Halves,
     Eight128,
-    EightMinimum,
-    Eight128Halves,
 }
 
 /// Layout of a packed matrix `[rows, columns]` (output x input features), in panels of sixteen rows.
@@ -209,13 +210,13 @@ impl PackedLayout {
 
     fn pack_integers(&self, form: IntegerLayout, data: &[u8], row_bytes: usize, packed: &mut [u8]) {
         let (panel_bytes, code_bytes) = (self.panel_bytes, self.columns * LANES * form.bits / 8);
-        let inverse = 1.0 / self.unit;
+        let (inverse, lines) = (1.0 / self.unit, CodeLines::of(form.bits));
         let mut decoded = DecodedRow::default();
         for (row, bytes) in data.chunks_exact(row_bytes).enumerate() {
             decoded.decode(self.kind, bytes);
             let panel = &mut packed[row / LANES * panel_bytes..][..panel_bytes];
             let (codes, scales) = panel.split_at_mut(code_bytes);
-            put_codes(codes, form.bits, row % LANES, &decoded.codes);
+            lines.put(codes, row % LANES, &decoded.codes);
             let numbers = if form.offset == Offset::Minimum { 2 } else { 1 };
             for (group, &scale) in decoded.scales.iter().enumerate() {
                 put_half(scales, numbers * group * LANES + row % LANES, scale * inverse);
@@ -235,9 +236,10 @@ impl Packing {
             Self::Four8 => form(4, GROUP, Offset::Zero(8)),
             Self::FourMinimum => form(4, GROUP, Offset::Minimum),
             Self::FourE2m1 => form(4, GROUP, Offset::E2m1),
+            Self::Five16 => form(5, GROUP, Offset::Zero(16)),
+            Self::FiveMinimum => form(5, GROUP, Offset::Minimum),
+            Self::Six32Halves => form(6, GROUP / 2, Offset::Zero(32)),
             Self::Eight128 => form(8, GROUP, Offset::Zero(128)),
-            Self::EightMinimum => form(8, GROUP, Offset::Minimum),
-            Self::Eight128Halves => form(8, GROUP / 2, Offset::Zero(128)),
         }
     }
 }
@@ -250,13 +252,14 @@ fn layout(kind: TensorType, columns: usize) -> (Packing, usize) {
             _ => (Packing::Bf16, columns.next_multiple_of(2) * LANES * 2),
         };
     };
-    let packing = match (form.bits, form.group, form.offset) {
-        (4, _, Offset::Zero(_)) => Packing::Four8,
-        (4, _, Offset::Minimum) => Packing::FourMinimum,
-        (_, _, Offset::E2m1) => Packing::FourE2m1,
-        (_, 16, _) => Packing::Eight128Halves,
-        (_, _, Offset::Zero(_)) => Packing::Eight128,
-        (_, _, Offset::Minimum) => Packing::EightMinimum,
+    let packing = match (form.bits, form.offset) {
+        (_, Offset::E2m1) => Packing::FourE2m1,
+        (4, Offset::Zero(_)) => Packing::Four8,
+        (4, Offset::Minimum) => Packing::FourMinimum,
+        (5, Offset::Zero(_)) => Packing::Five16,
+        (_, Offset::Minimum) => Packing::FiveMinimum,
+        (6, Offset::Zero(_)) => Packing::Six32Halves,
+        (_, Offset::Zero(_)) => Packing::Eight128,
     };
     let numbers = if form.offset == Offset::Minimum { 2 } else { 1 };
     let bytes = columns * LANES * form.bits / 8 + columns / form.group * numbers * LANES * 2;
@@ -282,26 +285,75 @@ fn copy_elements<const N: usize>(from: &[u8], lane: usize, to: &mut [u8], to_lan
     }
 }
 
-/// Returns the byte and the bit shift of a lane's code `k` within a panel's codes.
-pub(super) fn code_position(bits: usize, lane: usize, k: usize) -> (usize, u32) {
-    let (group, step, byte) = (k / GROUP, k % GROUP / 4, k % 4);
-    match bits {
-        4 => (group * 256 + step % 4 * 64 + lane * 4 + byte, if step < 4 { 0 } else { 4 }),
-        _ => (group * 512 + step * 64 + lane * 4 + byte, 0),
-    }
+/// Codes of a panel, in groups of 32 elements. The lower four bits of a code lie in a nibble, and a fifth and
+/// a sixth bit in lines that follow the nibbles of the group; codes of eight bits are bytes.
+///
+/// ```text
+/// step s: elements 4 s to 4 s + 3 of each lane, one byte each: a line of 64 bytes
+/// 4 bits    4 lines: line s % 4 has steps s and s + 4, in low and high nibbles
+/// 5 bits    these, and a line with the fifth bit of step s in bit s
+/// 6 bits    these, and two lines: line s / 4 has the upper bits of step s from bit 2 (s % 4) on
+/// 8 bits    8 lines, one for each step
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CodeLines {
+    bits: usize,
 }
 
-/// Stores codes as [`code_position`] says: four codes form a word, and two words of 4-bit codes share one.
-fn put_codes(panel: &mut [u8], bits: usize, lane: usize, codes: &[u8]) {
-    let word = |codes: &[u8]| u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
-    let group_bytes = GROUP * LANES * bits / 8;
-    for (codes, panel) in codes.chunks_exact(GROUP).zip(panel.chunks_exact_mut(group_bytes)) {
-        for (step, words) in panel.chunks_exact_mut(4 * LANES).enumerate() {
-            let mut four = word(&codes[4 * step..]);
-            if bits == 4 {
-                four |= word(&codes[GROUP / 2 + 4 * step..]) << 4;
+/// Bytes of a step.
+const LINE: usize = 4 * LANES;
+/// Bytes of a group's nibbles.
+pub(super) const NIBBLE_BYTES: usize = 4 * LINE;
+
+impl CodeLines {
+    pub(super) fn of(bits: usize) -> Self {
+        Self { bits }
+    }
+
+    fn group_bytes(self) -> usize {
+        GROUP * LANES * self.bits / 8
+    }
+
+    /// Reads a lane's code `k`.
+    pub(super) fn read(self, panel: &[u8], lane: usize, k: usize) -> u8 {
+        let (step, byte) = (k % GROUP / 4, 4 * lane + k % 4);
+        let group = &panel[k / GROUP * self.group_bytes()..];
+        if self.bits == 8 {
+            return group[step * LINE + byte];
+        }
+        let nibble = group[step % 4 * LINE + byte] >> (step / 4 * 4) & 15;
+        let (line, shift, mask) = self.upper(step);
+        if mask == 0 {
+            nibble
+        } else {
+            nibble | (group[NIBBLE_BYTES + line * LINE + byte] >> shift & mask) << 4
+        }
+    }
+
+    /// Stores a lane's codes.
+    fn put(self, panel: &mut [u8], lane: usize, codes: &[u8]) {
+        for (codes, group) in codes.chunks_exact(GROUP).zip(panel.chunks_exact_mut(self.group_bytes())) {
+            for (k, &code) in codes.iter().enumerate() {
+                let (step, byte) = (k / 4, 4 * lane + k % 4);
+                if self.bits == 8 {
+                    group[step * LINE + byte] = code;
+                    continue;
+                }
+                group[step % 4 * LINE + byte] |= (code & 15) << (step / 4 * 4);
+                let (line, shift, mask) = self.upper(step);
+                if mask != 0 {
+                    group[NIBBLE_BYTES + line * LINE + byte] |= (code >> 4 & mask) << shift;
+                }
             }
-            words[4 * lane..4 * lane + 4].copy_from_slice(&four.to_le_bytes());
+        }
+    }
+
+    /// Returns the line, the position and the mask of the bits above the nibble.
+    fn upper(self, step: usize) -> (usize, usize, u8) {
+        match self.bits {
+            5 => (0, step, 1),
+            6 => (step / 4, 2 * (step % 4), 3),
+            _ => (0, 0, 0),
         }
     }
 }

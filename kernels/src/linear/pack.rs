@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::form::{PackError, PackedLayout, Packing, code_position};
+use super::form::{CodeLines, PackError, PackedLayout, Packing};
 use crate::{
     TensorType,
     activations::ActivationForms,
@@ -201,9 +201,9 @@ impl PackedMatrix {
     fn read_integer_lane(&self, panel: &[u8], lane: usize, out: &mut [f32]) {
         let form = self.packing().integer_form().expect("float packings were handled");
         let (codes, scales) = panel.split_at(self.columns() * LANES * form.bits / 8);
+        let lines = CodeLines::of(form.bits);
         read_lane(out, |k| {
-            let (byte, shift) = code_position(form.bits, lane, k);
-            let code = if form.bits == 4 { (codes[byte] >> shift) & 15 } else { codes[byte] };
+            let code = lines.read(codes, lane, k);
             let group = k / form.group;
             let value = match form.offset {
                 Offset::Zero(zero) => {

@@ -1,6 +1,6 @@
 //! Layouts of integer panels, for every method that sums their groups.
 
-use super::pack::PackedMatrix;
+use super::{form::NIBBLE_BYTES, pack::PackedMatrix};
 use crate::{
     activations::{Activations, GROUP},
     quant::E2M1,
@@ -15,9 +15,11 @@ pub(super) trait IntegerPacking {
     const HAS_MINIMUM: bool = false;
     /// Whether codes have a zero point, so that [`IntegerPacking::starts`] are not all 0.
     const HAS_ZERO: bool = true;
+    /// Quotient of the zero point and that of [`IntegerPacking::starts`].
+    const ZERO_FACTOR: i32 = 1;
 
-    /// Returns zero point times sum of activations, negated, for each part of each group; empty without zero
-    /// points.
+    /// Returns zero point times sum of activations, negated, for each part of each group, before the
+    /// factor; empty without zero points.
     fn starts(x: &Activations) -> &[i32];
 
     /// Loads eight steps of four elements of each row of `panel`.
@@ -30,7 +32,12 @@ pub(super) trait IntegerPacking {
         // SAFETY: the caller upholds this function's contract.
         unsafe {
             let codes = w.panel(panel).add(group * bytes);
-            if Self::BITS == 4 { unpack_four::<S>(codes) } else { load_eight::<S>(codes) }
+            match Self::BITS {
+                4 => unpack_four::<S>(codes),
+                5 => unpack_five::<S>(codes),
+                6 => unpack_six::<S>(codes),
+                _ => load_eight::<S>(codes),
+            }
         }
     }
 
@@ -60,12 +67,14 @@ pub(super) struct Four8;
 pub(super) struct FourMinimum;
 /// 4 bits by a table of bytes with zero point 128, groups of 32.
 pub(super) struct FourE2m1;
+/// 5 bits, zero point 16, groups of 32.
+pub(super) struct Five16;
+/// 5 bits with minima, groups of 32.
+pub(super) struct FiveMinimum;
+/// 6 bits, zero point 32, groups of 16.
+pub(super) struct Six32Halves;
 /// 8 bits, zero point 128, groups of 32.
 pub(super) struct Eight128;
-/// 8 bits with minima, groups of 32.
-pub(super) struct EightMinimum;
-/// 8 bits, zero point 128, groups of 16.
-pub(super) struct Eight128Halves;
 
 impl IntegerPacking for Four8 {
     const BITS: usize = 4;
@@ -104,16 +113,17 @@ impl IntegerPacking for FourE2m1 {
     }
 }
 
-impl IntegerPacking for Eight128 {
-    const BITS: usize = 8;
+impl IntegerPacking for Five16 {
+    const BITS: usize = 5;
+    const ZERO_FACTOR: i32 = 2;
 
     fn starts(x: &Activations) -> &[i32] {
-        &x.zero128
+        &x.zero8
     }
 }
 
-impl IntegerPacking for EightMinimum {
-    const BITS: usize = 8;
+impl IntegerPacking for FiveMinimum {
+    const BITS: usize = 5;
     const HAS_MINIMUM: bool = true;
     const HAS_ZERO: bool = false;
 
@@ -122,12 +132,20 @@ impl IntegerPacking for EightMinimum {
     }
 }
 
-impl IntegerPacking for Eight128Halves {
-    const BITS: usize = 8;
+impl IntegerPacking for Six32Halves {
+    const BITS: usize = 6;
     const PARTS: usize = 2;
 
     fn starts(x: &Activations) -> &[i32] {
-        &x.zero128_halves
+        &x.zero32_halves
+    }
+}
+
+impl IntegerPacking for Eight128 {
+    const BITS: usize = 8;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero128
     }
 }
 
@@ -154,6 +172,46 @@ unsafe fn unpack_four<S: Simd>(codes: *const u8) -> [S::B; 8] {
             S::high_nibbles(v[1]),
             S::high_nibbles(v[2]),
             S::high_nibbles(v[3]),
+        ]
+    }
+}
+
+/// Unpacks codes of five bits: a line after the nibbles has the fifth bit of step `s` in bit `s`.
+#[inline(always)]
+unsafe fn unpack_five<S: Simd>(codes: *const u8) -> [S::B; 8] {
+    // SAFETY: the caller guarantees a group of 320 bytes at `codes`.
+    unsafe {
+        let n = unpack_four::<S>(codes);
+        let upper = S::load_bytes(codes.add(NIBBLE_BYTES));
+        [
+            S::with_upper::<4, 0x10>(n[0], upper),
+            S::with_upper::<3, 0x10>(n[1], upper),
+            S::with_upper::<2, 0x10>(n[2], upper),
+            S::with_upper::<1, 0x10>(n[3], upper),
+            S::with_upper::<0, 0x10>(n[4], upper),
+            S::with_upper::<-1, 0x10>(n[5], upper),
+            S::with_upper::<-2, 0x10>(n[6], upper),
+            S::with_upper::<-3, 0x10>(n[7], upper),
+        ]
+    }
+}
+
+/// Unpacks codes of six bits: two lines after the nibbles have the upper bits of four steps each.
+#[inline(always)]
+unsafe fn unpack_six<S: Simd>(codes: *const u8) -> [S::B; 8] {
+    // SAFETY: the caller guarantees a group of 384 bytes at `codes`.
+    unsafe {
+        let n = unpack_four::<S>(codes);
+        let upper = [S::load_bytes(codes.add(NIBBLE_BYTES)), S::load_bytes(codes.add(NIBBLE_BYTES + 64))];
+        [
+            S::with_upper::<4, 0x30>(n[0], upper[0]),
+            S::with_upper::<2, 0x30>(n[1], upper[0]),
+            S::with_upper::<0, 0x30>(n[2], upper[0]),
+            S::with_upper::<-2, 0x30>(n[3], upper[0]),
+            S::with_upper::<4, 0x30>(n[4], upper[1]),
+            S::with_upper::<2, 0x30>(n[5], upper[1]),
+            S::with_upper::<0, 0x30>(n[6], upper[1]),
+            S::with_upper::<-2, 0x30>(n[7], upper[1]),
         ]
     }
 }

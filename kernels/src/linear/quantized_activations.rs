@@ -76,11 +76,10 @@ impl Kernel for PanelChunk<'_> {
                     Packing::Four8 => self.integers::<S, packings::Four8>(panel, rows, tiles),
                     Packing::FourMinimum => self.integers::<S, packings::FourMinimum>(panel, rows, tiles),
                     Packing::FourE2m1 => self.integers::<S, packings::FourE2m1>(panel, rows, tiles),
+                    Packing::Five16 => self.integers::<S, packings::Five16>(panel, rows, tiles),
+                    Packing::FiveMinimum => self.integers::<S, packings::FiveMinimum>(panel, rows, tiles),
+                    Packing::Six32Halves => self.integers::<S, packings::Six32Halves>(panel, rows, tiles),
                     Packing::Eight128 => self.integers::<S, packings::Eight128>(panel, rows, tiles),
-                    Packing::EightMinimum => self.integers::<S, packings::EightMinimum>(panel, rows, tiles),
-                    Packing::Eight128Halves => {
-                        self.integers::<S, packings::Eight128Halves>(panel, rows, tiles)
-                    }
                 }
             }
         }

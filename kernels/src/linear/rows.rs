@@ -70,7 +70,12 @@ impl QuantizedRows {
     #[inline(always)]
     pub(super) unsafe fn start<P: IntegerPacking>(&self, group: usize, part: usize, m: usize) -> i32 {
         // SAFETY: the caller upholds this function's contract.
-        if P::HAS_ZERO { unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) } } else { 0 }
+        if P::HAS_ZERO {
+            unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) }
+                .wrapping_mul(P::ZERO_FACTOR)
+        } else {
+            0
+        }
     }
 
     /// Returns the initial integer sums of both parts of a group of row `m`; a missing second part has 0.

@@ -14,7 +14,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::pack::PackedMatrix;
+use super::{form::NIBBLE_BYTES, pack::PackedMatrix};
 use crate::{
     activations::GROUP,
     element::Element,
@@ -57,7 +57,7 @@ pub(super) trait Values {
 pub(super) struct Floats<E>(PhantomData<E>);
 /// Weights of bf16, in pairs.
 pub(super) struct Bf16Pairs;
-/// Weights of 4 or 8 bits.
+/// Weights of 4 to 8 bits.
 pub(super) struct Integers<B, N>(PhantomData<(B, N)>);
 
 impl<E: Element> Values for Floats<E> {
@@ -134,6 +134,10 @@ pub(super) trait Bits {
 pub(super) struct Four;
 /// Codes of four bits that a table turns into bytes.
 pub(super) struct FourE2m1;
+/// Codes of five bits: nibbles, and a line of fifth bits.
+pub(super) struct Five;
+/// Codes of six bits: nibbles, and two lines of upper bits.
+pub(super) struct Six;
 pub(super) struct Eight;
 
 impl Bits for Four {
@@ -154,6 +158,44 @@ impl Bits for FourE2m1 {
     unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
         // SAFETY: the caller upholds this function's contract.
         S::look_up(&E2M1, unsafe { Four::step::<S, H>(codes, step) })
+    }
+}
+
+impl Bits for Five {
+    const GROUP_BYTES: usize = 5 * 64;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller upholds this function's contract.
+        let (nibbles, upper) =
+            unsafe { (Four::step::<S, H>(codes, step), S::load_bytes(codes.add(NIBBLE_BYTES))) };
+        match 4 * H + step {
+            0 => S::with_upper::<4, 0x10>(nibbles, upper),
+            1 => S::with_upper::<3, 0x10>(nibbles, upper),
+            2 => S::with_upper::<2, 0x10>(nibbles, upper),
+            3 => S::with_upper::<1, 0x10>(nibbles, upper),
+            4 => S::with_upper::<0, 0x10>(nibbles, upper),
+            5 => S::with_upper::<-1, 0x10>(nibbles, upper),
+            6 => S::with_upper::<-2, 0x10>(nibbles, upper),
+            _ => S::with_upper::<-3, 0x10>(nibbles, upper),
+        }
+    }
+}
+
+impl Bits for Six {
+    const GROUP_BYTES: usize = 6 * 64;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller upholds this function's contract.
+        let (nibbles, upper) =
+            unsafe { (Four::step::<S, H>(codes, step), S::load_bytes(codes.add(NIBBLE_BYTES + H * 64))) };
+        match step {
+            0 => S::with_upper::<4, 0x30>(nibbles, upper),
+            1 => S::with_upper::<2, 0x30>(nibbles, upper),
+            2 => S::with_upper::<0, 0x30>(nibbles, upper),
+            _ => S::with_upper::<-2, 0x30>(nibbles, upper),
+        }
     }
 }
 
@@ -331,7 +373,9 @@ macro_rules! with_values {
     ($packing:expr, $values:ident => $run:expr) => {{
         use crate::linear::{
             form::Packing,
-            values::{Bf16Pairs, Eight, Floats, Four, FourE2m1, Integers, Minimum, Zero, ZeroOfHalves},
+            values::{
+                Bf16Pairs, Eight, Five, Floats, Four, FourE2m1, Integers, Minimum, Six, Zero, ZeroOfHalves,
+            },
         };
         macro_rules! with {
             ($type:ty) => {{
@@ -346,9 +390,10 @@ macro_rules! with_values {
             Packing::Four8 => with!(Integers<Four, Zero<8>>),
             Packing::FourMinimum => with!(Integers<Four, Minimum>),
             Packing::FourE2m1 => with!(Integers<FourE2m1, Zero<128>>),
+            Packing::Five16 => with!(Integers<Five, Zero<16>>),
+            Packing::FiveMinimum => with!(Integers<Five, Minimum>),
+            Packing::Six32Halves => with!(Integers<Six, ZeroOfHalves<32>>),
             Packing::Eight128 => with!(Integers<Eight, Zero<128>>),
-            Packing::EightMinimum => with!(Integers<Eight, Minimum>),
-            Packing::Eight128Halves => with!(Integers<Eight, ZeroOfHalves<128>>),
         }
     }};
 }

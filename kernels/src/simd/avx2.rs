@@ -346,6 +346,27 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn with_upper<const LEFT: i32, const MASK: u8>(v: I, upper: I) -> I {
+        cpu!({
+            let (mask, count) = (
+                _mm256_set1_epi8(MASK.cast_signed()),
+                _mm_cvtsi32_si128(if LEFT < 0 { -LEFT } else { LEFT }),
+            );
+            let mut all = v;
+            let mut half = 0;
+            while half < 2 {
+                let shifted = if LEFT < 0 {
+                    _mm256_srl_epi16(upper[half], count)
+                } else {
+                    _mm256_sll_epi16(upper[half], count)
+                };
+                all[half] = _mm256_or_si256(v[half], _mm256_and_si256(shifted, mask));
+                half += 1;
+            }
+            all
+        })
+    }
+    #[inline(always)]
     fn look_up(table: &[u8; 16], v: I) -> I {
         cpu!({
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));

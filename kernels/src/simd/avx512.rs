@@ -318,6 +318,18 @@ impl Simd for Avx512 {
         cpu!(_mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)))
     }
     #[inline(always)]
+    fn with_upper<const LEFT: i32, const MASK: u8>(v: __m512i, upper: __m512i) -> __m512i {
+        cpu!({
+            let upper = if LEFT < 0 {
+                _mm512_srl_epi16(upper, _mm_cvtsi32_si128(-LEFT))
+            } else {
+                _mm512_sll_epi16(upper, _mm_cvtsi32_si128(LEFT))
+            };
+            // `a | (b & c)`, the operation of `vpternlogd`.
+            _mm512_ternarylogic_epi32::<0xf8>(v, upper, _mm512_set1_epi8(MASK.cast_signed()))
+        })
+    }
+    #[inline(always)]
     fn look_up(table: &[u8; 16], v: __m512i) -> __m512i {
         cpu!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v))
     }

@@ -257,6 +257,12 @@ impl Simd for Portable {
         v.map(|byte| byte >> 4)
     }
     #[inline(always)]
+    fn with_upper<const LEFT: i32, const MASK: u8>(v: B, upper: B) -> B {
+        let shifted =
+            |byte: u8| if LEFT < 0 { byte >> LEFT.unsigned_abs() } else { byte << LEFT.unsigned_abs() };
+        std::array::from_fn(|i| v[i] | shifted(upper[i]) & MASK)
+    }
+    #[inline(always)]
     fn look_up(table: &[u8; 16], v: B) -> B {
         v.map(|byte| table[usize::from(byte & 15)])
     }

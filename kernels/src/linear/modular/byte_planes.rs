@@ -76,17 +76,24 @@ impl Codes for packings::Eight128 {
     }
 }
 
-impl Codes for packings::EightMinimum {
+impl Codes for packings::Five16 {
+    #[inline(always)]
+    fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
+        [numbers.zero8.map(|term| term.wrapping_mul(2)), [0; JOINED]]
+    }
+}
+
+impl Codes for packings::FiveMinimum {
     #[inline(always)]
     fn begin(_: &GroupTerms) -> [[i32; JOINED]; 2] {
         [[0; JOINED]; 2]
     }
 }
 
-impl Codes for packings::Eight128Halves {
+impl Codes for packings::Six32Halves {
     #[inline(always)]
     fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
-        numbers.zero128_halves
+        numbers.zero32_halves
     }
 }
 
@@ -117,10 +124,9 @@ impl<const B: usize> Kernel for Forward<'_, B> {
             Packing::FourMinimum => S::call(ForwardOf::<packings::FourMinimum, B>(&self.0, PhantomData)),
             Packing::FourE2m1 => S::call(ForwardOf::<packings::FourE2m1, B>(&self.0, PhantomData)),
             Packing::Eight128 => S::call(ForwardOf::<packings::Eight128, B>(&self.0, PhantomData)),
-            Packing::EightMinimum => S::call(ForwardOf::<packings::EightMinimum, B>(&self.0, PhantomData)),
-            Packing::Eight128Halves => {
-                S::call(ForwardOf::<packings::Eight128Halves, B>(&self.0, PhantomData))
-            }
+            Packing::Five16 => S::call(ForwardOf::<packings::Five16, B>(&self.0, PhantomData)),
+            Packing::FiveMinimum => S::call(ForwardOf::<packings::FiveMinimum, B>(&self.0, PhantomData)),
+            Packing::Six32Halves => S::call(ForwardOf::<packings::Six32Halves, B>(&self.0, PhantomData)),
             Packing::F32 | Packing::F16 | Packing::Bf16 => unreachable!("floats have no codes"),
         }
     }

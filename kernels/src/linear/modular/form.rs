@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::{
     linear::{
-        form::{Packing, code_position},
+        form::{CodeLines, Packing},
         pack::PackedMatrix,
     },
     quant::{E2M1, IntegerLayout, Offset},
@@ -84,7 +84,8 @@ impl PackedMatrix {
         // No scale and no minimum has a bit below this one.
         let lowest = scales.lowest.min(minima.lowest).min(0);
         let whole = |largest: f32| (f64::from(largest) * 2.0f64.powi(-lowest)) as u64;
-        let codes = (1u64 << form.bits) - 1;
+        // Codes of five and six bits count as bytes, so that the modulus of a base is that of earlier releases.
+        let codes = if form.bits == 4 { 15 } else { 255 };
         Some(ModularForm {
             exact: unit + lowest,
             bits: bits_of(codes * whole(scales.largest) + whole(minima.largest)),
@@ -133,7 +134,7 @@ impl PackedMatrix {
     fn read_integer_row(&self, form: IntegerLayout, row: usize, exponent: i32, out: &mut [i32]) {
         let (panel, lane) = (self.panel_slice(row / LANES), row % LANES);
         let (codes, numbers) = panel.split_at(self.columns() * LANES * form.bits / 8);
-        let factor = self.unit() * 2.0f32.powi(-exponent);
+        let (factor, lines) = (self.unit() * 2.0f32.powi(-exponent), CodeLines::of(form.bits));
         let number = |at: usize| {
             let at = 2 * (at * LANES + lane);
             (f16::from_le_bytes([numbers[at], numbers[at + 1]]).to_f32() * factor).round_ties_even() as i32
@@ -147,14 +148,10 @@ impl PackedMatrix {
                 Offset::Minimum => (number(2 * group), number(2 * group + 1)),
                 Offset::E2m1 => (number(group), number(group).wrapping_mul(-128)),
             };
-            for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                let (byte, shift) = code_position(form.bits, lane, group * form.group + 4 * i);
-                let codes = [codes[byte], codes[byte + 1], codes[byte + 2], codes[byte + 3]];
-                *out = codes.map(|code| {
-                    let code = if form.bits == 4 { code >> shift & 15 } else { code };
-                    let code = if form.offset == Offset::E2m1 { E2M1[usize::from(code)] } else { code };
-                    scale.wrapping_mul(code.into()).wrapping_add(offset)
-                });
+            for (i, out) in out.iter_mut().enumerate() {
+                let code = lines.read(codes, lane, group * form.group + i);
+                let code = if form.offset == Offset::E2m1 { E2M1[usize::from(code)] } else { code };
+                *out = scale.wrapping_mul(code.into()).wrapping_add(offset);
             }
         }
     }

@@ -202,65 +202,126 @@ unsafe fn bytes(word: __m512i, scale: __m512, minimum: __m512, to: *mut u8) {
     });
 }
 
-/// Unpacks `STEPS` steps of four 8-bit codes with the zero point 128.
-///
-/// # Safety
-/// `codes` has 64 bytes a step, `scales` 16 numbers, and `to` room for two rows a step.
+/// Factors and offsets of bytes at the bits 7, 8 and 15 of the mantissa.
+type PlacedBytes = [[__m512; 2]; 3];
+
+/// Returns factors and offsets of codes with the zero point `ZERO`: 16, 32 or 128.
 #[inline(always)]
-pub(crate) unsafe fn eight_zero<const STEPS: usize>(
-    codes: *const u8,
-    scales: *const u16,
-    unit: f32,
-    to: *mut u8,
-) {
+unsafe fn placed_bytes<const ZERO: u8>(scales: *const u16, unit: f32) -> PlacedBytes {
     cpu!({
         let scale = _mm512_mul_ps(halves(scales), _mm512_set1_ps(unit));
-        // Eleven bits times at most ten are exact.
+        // Eleven bits times at most thirteen are exact.
         let number = |power: f32| {
             let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power));
-            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 128.0)))]
+            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + f32::from(ZERO))))]
         };
-        let (b7, b8, b15) = (number(65536.0), number(32768.0), number(256.0));
-        let mut step = 0;
-        while step < STEPS {
-            let word = _mm512_loadu_si512(codes.add(step * 64).cast());
-            let (left, right) = (_mm512_slli_epi32::<8>(word), _mm512_srli_epi32::<9>(word));
-            let to = to.add(step * 128);
-            store(to, pair(placed::<8, 8>(left, b8), placed::<8, 8>(word, b8)));
-            store(to.add(64), pair(placed::<8, 7>(right, b7), placed::<8, 15>(right, b15)));
-            step += 1;
-        }
-    });
+        [number(65536.0), number(32768.0), number(256.0)]
+    })
 }
 
-/// Unpacks a group of 8-bit codes with the zero point 128 and a scale for each half.
-///
-/// # Safety
-/// `codes` has 512 bytes, `scales` 32 numbers, and `to` room for a tile.
+/// Unpacks a step: the lower `BITS` bits of four bytes of each word to two pairs.
 #[inline(always)]
-pub(crate) unsafe fn eight_halves(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+unsafe fn step_of_bytes<const BITS: u32>(word: __m512i, [b7, b8, b15]: PlacedBytes, to: *mut u8) {
     cpu!({
-        eight_zero::<4>(codes, scales, unit, to);
-        eight_zero::<4>(codes.add(256), scales.add(LANES), unit, to.add(512));
+        let (left, right) = (_mm512_slli_epi32::<8>(word), _mm512_srli_epi32::<9>(word));
+        store(to, pair(placed::<BITS, 8>(left, b8), placed::<BITS, 8>(word, b8)));
+        store(to.add(64), pair(placed::<BITS, 7>(right, b7), placed::<BITS, 15>(right, b15)));
     });
 }
 
-/// Unpacks a group of 8-bit codes with a minimum.
+/// Returns step `STEP` of codes of `BITS` bits, 5 or 6, in the lower bits of each byte; the other bits have no
+/// meaning.
+#[inline(always)]
+unsafe fn step_above_nibbles<const BITS: usize, const STEP: usize>(codes: *const u8) -> __m512i {
+    cpu!({
+        let line = if BITS == 6 { STEP / 4 } else { 0 };
+        let (nibbles, upper) = (
+            _mm512_loadu_si512(codes.add(STEP % 4 * 64).cast()),
+            _mm512_loadu_si512(codes.add(256 + line * 64).cast()),
+        );
+        let nibbles = if STEP < 4 { nibbles } else { _mm512_srli_epi32::<4>(nibbles) };
+        let at = if BITS == 6 { 2 * (STEP % 4) } else { STEP };
+        let upper = if at > 4 {
+            _mm512_srl_epi32(upper, _mm_cvtsi32_si128(at as i32 - 4))
+        } else {
+            _mm512_sll_epi32(upper, _mm_cvtsi32_si128(4 - at as i32))
+        };
+        // `a ? b : c`, bit by bit.
+        _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi8(15), nibbles, upper)
+    })
+}
+
+/// Evaluates an expression for each step of a group, with the step as a constant.
+macro_rules! for_steps {
+    ($step:ident => $run:expr) => {
+        for_steps!(@ $step, $run, 0, 1, 2, 3, 4, 5, 6, 7)
+    };
+    (@ $step:ident, $run:expr, $($number:literal),*) => {$({
+        const $step: usize = $number;
+        $run
+    })*};
+}
+
+/// Unpacks a group of 5-bit codes with the zero point 16.
 ///
 /// # Safety
-/// `codes` has 512 bytes, `numbers` 16 scales and 16 minima, and `to` room for a tile.
+/// `codes` has 320 bytes, `scales` 16 numbers, and `to` room for a tile.
 #[inline(always)]
-pub(crate) unsafe fn eight_minimum(codes: *const u8, numbers: *const u16, unit: f32, to: *mut u8) {
+pub(crate) unsafe fn five_zero(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let numbers = placed_bytes::<16>(scales, unit);
+        for_steps!(STEP => {
+            step_of_bytes::<5>(step_above_nibbles::<5, STEP>(codes), numbers, to.add(STEP * 128));
+        });
+    });
+}
+
+/// Unpacks a group of 5-bit codes with a minimum.
+///
+/// # Safety
+/// `codes` has 320 bytes, `numbers` 16 scales and 16 minima, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn five_minimum(codes: *const u8, numbers: *const u16, unit: f32, to: *mut u8) {
     cpu!({
         let unit = _mm512_set1_ps(unit);
         let scale = _mm512_mul_ps(halves(numbers), unit);
         let minimum = _mm512_mul_ps(halves(numbers.add(LANES)), unit);
-        let mut step = 0;
-        while step < 8 {
-            let word = _mm512_loadu_si512(codes.add(step * 64).cast());
-            bytes(word, scale, minimum, to.add(step * 128));
-            step += 1;
-        }
+        let mask = _mm512_set1_epi8(31);
+        for_steps!(STEP => {
+            let word = _mm512_and_si512(step_above_nibbles::<5, STEP>(codes), mask);
+            bytes(word, scale, minimum, to.add(STEP * 128));
+        });
+    });
+}
+
+/// Unpacks a group of 6-bit codes with the zero point 32 and a scale for each half.
+///
+/// # Safety
+/// `codes` has 384 bytes, `scales` 32 numbers, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn six_halves(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let first = placed_bytes::<32>(scales, unit);
+        let second = placed_bytes::<32>(scales.add(LANES), unit);
+        for_steps!(STEP => {
+            let numbers = if STEP < 4 { first } else { second };
+            step_of_bytes::<6>(step_above_nibbles::<6, STEP>(codes), numbers, to.add(STEP * 128));
+        });
+    });
+}
+
+/// Unpacks a group of 8-bit codes with the zero point 128.
+///
+/// # Safety
+/// `codes` has 512 bytes, `scales` 16 numbers, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn eight_zero(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let numbers = placed_bytes::<128>(scales, unit);
+        for_steps!(STEP => {
+            let word = _mm512_loadu_si512(codes.add(STEP * 64).cast());
+            step_of_bytes::<8>(word, numbers, to.add(STEP * 128));
+        });
     });
 }
 

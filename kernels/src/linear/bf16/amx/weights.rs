@@ -100,9 +100,10 @@ pub(super) trait TilePacking {
 pub(super) struct Four8;
 pub(super) struct FourMinimum;
 pub(super) struct FourE2m1;
+pub(super) struct Five16;
+pub(super) struct FiveMinimum;
+pub(super) struct Six32Halves;
 pub(super) struct Eight128;
-pub(super) struct EightMinimum;
-pub(super) struct Eight128Halves;
 pub(super) struct Bf16;
 /// Weights of 32 or 16 bits.
 pub(super) struct Floats<E>(PhantomData<E>);
@@ -155,9 +156,10 @@ integer_packings! {
     Four8, 256, 32, bf16::four_zero;
     FourMinimum, 256, 64, bf16::four_minimum;
     FourE2m1, 256, 32, bf16::four_e2m1;
-    Eight128, 512, 32, bf16::eight_zero::<8>;
-    EightMinimum, 512, 64, bf16::eight_minimum;
-    Eight128Halves, 512, 64, bf16::eight_halves;
+    Five16, 320, 32, bf16::five_zero;
+    FiveMinimum, 320, 64, bf16::five_minimum;
+    Six32Halves, 384, 64, bf16::six_halves;
+    Eight128, 512, 32, bf16::eight_zero;
 }
 
 impl TilePacking for Bf16 {
@@ -235,9 +237,10 @@ macro_rules! with_packing {
             Packing::Four8 => with!(crate::linear::bf16::amx::weights::Four8),
             Packing::FourMinimum => with!(crate::linear::bf16::amx::weights::FourMinimum),
             Packing::FourE2m1 => with!(crate::linear::bf16::amx::weights::FourE2m1),
+            Packing::Five16 => with!(crate::linear::bf16::amx::weights::Five16),
+            Packing::FiveMinimum => with!(crate::linear::bf16::amx::weights::FiveMinimum),
+            Packing::Six32Halves => with!(crate::linear::bf16::amx::weights::Six32Halves),
             Packing::Eight128 => with!(crate::linear::bf16::amx::weights::Eight128),
-            Packing::EightMinimum => with!(crate::linear::bf16::amx::weights::EightMinimum),
-            Packing::Eight128Halves => with!(crate::linear::bf16::amx::weights::Eight128Halves),
         }
     }};
 }

@@ -22,14 +22,14 @@ pub(super) struct GroupTerms {
     pub(super) zero8: [i32; JOINED],
     /// -128 times the sums of the planes' bytes, joined.
     pub(super) zero128: [i32; JOINED],
-    /// -128 times the sums of each half group, joined.
-    pub(super) zero128_halves: [[i32; JOINED]; 2],
+    /// -32 times the sums of each half group, joined.
+    pub(super) zero32_halves: [[i32; JOINED]; 2],
     /// Sum of the words, as two signed halves.
     pub(super) sum: [i32; 2],
 }
 
 const NOTHING: GroupTerms =
-    GroupTerms { zero8: [0; JOINED], zero128: [0; JOINED], zero128_halves: [[0; JOINED]; 2], sum: [0; 2] };
+    GroupTerms { zero8: [0; JOINED], zero128: [0; JOINED], zero32_halves: [[0; JOINED]; 2], sum: [0; 2] };
 
 /// Rows of integers as planes of bytes.
 pub(in super::super) struct BytePlanes<const B: usize> {
@@ -123,8 +123,8 @@ fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> GroupTerms {
         let both = first[at].wrapping_add(second[at]);
         numbers.zero8[at] = both.wrapping_mul(-8);
         numbers.zero128[at] = both.wrapping_mul(-128);
-        numbers.zero128_halves[0][at] = first[at].wrapping_mul(-128);
-        numbers.zero128_halves[1][at] = second[at].wrapping_mul(-128);
+        numbers.zero32_halves[0][at] = first[at].wrapping_mul(-32);
+        numbers.zero32_halves[1][at] = second[at].wrapping_mul(-32);
     }
     numbers
 }

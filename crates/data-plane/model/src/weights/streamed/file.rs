@@ -31,7 +31,7 @@ use crate::{
 };
 
 const MAGIC: [u8; 8] = *b"HOLO-WT\n";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of panels to pack, write or check at a time.
 const STEP_BYTES: usize = 4 << 20;
 
