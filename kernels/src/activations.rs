@@ -20,6 +20,8 @@ mod tiles;
 
 pub(crate) use self::tiles::{TileRow, TiledRows};
 
+use std::ops::Range;
+
 use self::{quantize::Quantize, tiles::RoundToTiles};
 use crate::{isa::Isa, pool::ThreadPool};
 
@@ -166,6 +168,7 @@ impl Activations {
 
     /// Returns all elements, row-major. Forms are stale until the next [`Activations::prepare`].
     pub fn values_mut(&mut self) -> &mut [f32] {
+        self.tiled = 0;
         &mut self.floats[..self.rows * self.width]
     }
 
@@ -193,6 +196,41 @@ impl Activations {
         TiledRows { lines: &self.tiles, rows, tile_rows, line_groups: groups, first_group: 0, groups }
     }
 
+    /// Returns the rows of a tile, 1 to 16, and the words of the tiles of `rows`, for another process that
+    /// computes with these rows.
+    ///
+    /// # Panics
+    /// Panics unless the tiles are current and the rows begin and end with a tile.
+    #[must_use]
+    pub fn tile_words(&self, rows: Range<usize>) -> (usize, &[f32]) {
+        assert!(self.holds(ActivationForms::BF16_TILES), "activations were prepared as tiles of bf16");
+        let of_tile = self.tile_rows * self.tile_groups();
+        assert!(
+            rows.start.is_multiple_of(self.tile_rows)
+                && (rows.end == self.rows || rows.end.is_multiple_of(self.tile_rows)),
+            "rows are whole tiles"
+        );
+        let lines = rows.start / self.tile_rows * of_tile..rows.end.div_ceil(self.tile_rows) * of_tile;
+        (self.tile_rows, TileRow::words(&self.tiles[lines]))
+    }
+
+    /// Resizes to `rows` rows of `width` elements whose only form is tiles of `tile_rows` rows. Returns the
+    /// words of these tiles, to be filled with those of [`Activations::tile_words`].
+    ///
+    /// # Panics
+    /// Panics unless a tile has sixteen rows, or all if there are fewer.
+    pub fn reshape_tiled(&mut self, rows: usize, width: usize, tile_rows: usize) -> &mut [f32] {
+        assert!(
+            tile_rows == SIDE || tile_rows == rows && rows < SIDE,
+            "{rows} rows are no tiles of {tile_rows}"
+        );
+        (self.rows, self.width, self.tile_rows) = (rows, width, tile_rows);
+        (self.quantized, self.tiled) = (0, rows);
+        let lines = rows.div_ceil(tile_rows) * tile_rows * self.tile_groups();
+        grow(&mut self.tiles, lines);
+        TileRow::words_mut(&mut self.tiles[..lines])
+    }
+
     pub(crate) fn pairs(&self) -> usize {
         self.width.div_ceil(2)
     }
@@ -205,7 +243,7 @@ impl Activations {
         (bytes || !forms.bytes) && (bf16 || !forms.bf16) && (tiles || !forms.tiles)
     }
 
-    /// Computes `forms` of every row; `rounding` controls the quantized form.
+    /// Computes `forms` of every row, without tiles that are current; `rounding` controls the quantized form.
     pub fn prepare(&mut self, pool: &mut ThreadPool, isa: Isa, forms: ActivationForms, rounding: Rounding) {
         if forms.bytes {
             self.quantize(pool, isa, rounding);
@@ -213,7 +251,7 @@ impl Activations {
         if forms.bf16 {
             self.round_to_bf16();
         }
-        if forms.tiles {
+        if forms.tiles && self.tiled != self.rows {
             self.round_to_tiles(pool, isa);
         }
     }

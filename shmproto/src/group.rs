@@ -1,9 +1,10 @@
-//! A device group: one base over several processes of a host, in one region of shared memory.
+//! A device group: one base over several processes of a host, in shared memory.
 //!
 //! The leader is the executor that runs the forward pass. Each member holds a part of the weights. For a call
-//! the leader writes rows into the area of inputs and posts the call; each member writes its outputs into an
-//! area of its own. A gradient is a sum over outputs, so it is passed on: the sums so far lie in the area of
-//! inputs, and each member waits for the one before it, adds its own and hands the sums on.
+//! the leader writes rows into the area of inputs and posts the call; each member computes its outputs in
+//! memory of its own, which others only read. A gradient is a sum over outputs, so it is passed on: the sums
+//! so far lie in the area of inputs, and each member waits for the one before it, adds its own and hands the
+//! sums on.
 //!
 //! Leader and members are one program of one user, and the leader starts the members. A group lives and dies
 //! as one: the end of any process ends all of them.
@@ -38,6 +39,7 @@ pub mod startup;
 pub use layout::{DEPTH, LAYOUT_HASH};
 pub use leader::GroupLeader;
 pub use member::{GroupMember, JoinGroupError};
+pub use memory::MemberOutputs;
 
 /// Number of rows from which a call is long: the member sleeps after it at once, so that the leader's threads
 /// may use the member's cores until the next call.
@@ -82,17 +84,29 @@ pub struct GroupGeometry {
     pub members: u32,
     /// Number of values in the area of inputs: a multiple of [`PLACE_VALUES`].
     pub input_values: usize,
-    /// Number of values in each member's area of outputs: a multiple of [`PLACE_VALUES`].
+    /// Number of values of each member's outputs: a multiple of [`PLACE_VALUES`].
     pub output_values: usize,
 }
 
 impl GroupGeometry {
-    /// Returns the size of the region in bytes.
+    /// Returns the size of the common region in bytes.
     #[must_use]
     pub fn region_bytes(&self) -> u64 {
-        let outputs = u64::from(self.members).saturating_mul(self.output_values as u64);
-        let values = outputs.saturating_add(self.input_values as u64);
-        values.saturating_mul(4).saturating_add(layout::areas_offset(self.members) as u64)
+        let inputs = (self.input_values as u64).saturating_mul(4);
+        inputs.saturating_add(layout::inputs_offset(self.members) as u64)
+    }
+
+    /// Returns the bytes of each member's outputs.
+    #[must_use]
+    pub fn output_bytes(&self) -> u64 {
+        (self.output_values as u64).saturating_mul(4)
+    }
+
+    /// Returns the bytes of all shared memory.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u64 {
+        let outputs = self.output_bytes().saturating_mul(u64::from(self.members));
+        self.region_bytes().saturating_add(outputs)
     }
 
     /// Checks every size against its limit.
@@ -125,9 +139,17 @@ pub enum GroupError {
     /// A size of the geometry is out of range.
     #[error(transparent)]
     Geometry(#[from] GroupGeometryError),
-    /// The system gave no shared memory.
+    /// The system gave no shared memory, or a member sent none.
     #[error("the device group has no memory to share ({0})")]
     Region(#[from] RegionError),
+    /// Another number of members sent their memory.
+    #[error("{found} of {members} members sent the memory of their outputs")]
+    Outputs {
+        /// Number of members with outputs.
+        found: usize,
+        /// Number of members of the group.
+        members: u32,
+    },
 }
 
 /// Work that the leader asks of a member, with the places of its values in the areas.
@@ -139,12 +161,49 @@ pub struct GroupCall {
     pub work: GroupWork,
     /// Number of rows that the call computes.
     pub rows: u32,
-    /// First value in the area of inputs: a multiple of [`PLACE_VALUES`].
+    /// Form of the call's rows.
+    pub form: InputForm,
+    /// First value of the rows in the area of inputs: a multiple of [`PLACE_VALUES`].
     pub input: usize,
-    /// First value in the member's area of outputs: a multiple of [`PLACE_VALUES`].
+    /// First value of the results: a multiple of [`PLACE_VALUES`]. Forward in the member's outputs, backward
+    /// in the area of inputs.
     pub output: usize,
     /// Calls of another member that must be done first.
     pub after: Option<CallsOfMember>,
+}
+
+/// Form of a call's rows in the area of inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputForm {
+    /// Rows of 32-bit floats, one after the other.
+    F32,
+    /// Tiles of bf16 as the kernels read them, each of so many rows: [`MAX_TILE_ROWS`], or all if there are
+    /// fewer.
+    Bf16Tiles(u8),
+}
+
+/// Maximum number of rows of a tile.
+pub const MAX_TILE_ROWS: u8 = 16;
+
+impl InputForm {
+    /// Returns the code of the form in a call: the rows of a tile, or 0.
+    fn code(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16Tiles(rows) => u32::from(rows),
+        }
+    }
+
+    /// Returns the form of `rows` rows with this code. Fewer rows than a whole tile are a tile of their own.
+    fn from_code(code: u32, rows: u32) -> Option<Self> {
+        let tile_rows = u8::try_from(code).ok()?;
+        match tile_rows {
+            0 => Some(Self::F32),
+            MAX_TILE_ROWS => Some(Self::Bf16Tiles(MAX_TILE_ROWS)),
+            1..MAX_TILE_ROWS if code == rows => Some(Self::Bf16Tiles(tile_rows)),
+            _ => None,
+        }
+    }
 }
 
 /// A number of calls of a member.
@@ -159,8 +218,8 @@ pub struct CallsOfMember {
 /// Work of a member with the weights of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupWork {
-    /// Evaluates the member's outputs of a site. Forward: inputs to outputs. Backward: the area of outputs
-    /// has the gradient, and the area of inputs the sums so far, which the call continues.
+    /// Evaluates the member's outputs of a site. Forward: inputs to outputs. Backward: the inputs are
+    /// gradients at all outputs of the call, and the call continues the sums so far.
     Evaluate {
         /// Index of one of the site's linear layers, or `None` for all.
         part: Option<u8>,
@@ -170,7 +229,7 @@ pub enum GroupWork {
         path: SitePath,
     },
     /// Decodes rows of the weights. The area of inputs has the numbers of the rows among the site's outputs,
-    /// as bits; rows of this member are written to its area of outputs, one after the other.
+    /// as bits; rows of this member are written to its outputs, one after the other.
     ReadRows,
 }
 
@@ -191,6 +250,9 @@ pub enum GroupViolation {
     /// A call names an unknown kind of work.
     #[error("the leader posted the unknown work {0}")]
     Work(u32),
+    /// A call names an unknown form of its rows.
+    #[error("the leader posted rows in the unknown form {0}")]
+    Form(u32),
     /// A call's values do not lie within the areas.
     #[error("{values} values from {first} on exceed an area of {area} values, or begin within a cache line")]
     Place {

@@ -21,7 +21,7 @@ pub use self::{
 use crate::{codec::Wire as _, wire_enum, wire_struct};
 
 /// Version of the protocol; it changes with every message, and both sides refuse a peer with another version.
-pub const PROTOCOL_VERSION: u32 = 18;
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Maximum number of split client sessions that [`Stats`] lists.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -192,6 +192,8 @@ wire_struct! {
         pub name: String,
         /// Total memory of the device in bytes, for a CPU that of the host; 0 if unknown.
         pub memory_bytes: u64,
+        /// Bytes of weights on each device of a group, the leader's first; empty without a group.
+        pub group_weight_bytes: Vec<u64>,
     }
 }
 

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shmproto::{
     group::{
-        DEPTH, GroupCall, GroupGeometry, GroupLeader, GroupMember, GroupViolation, GroupWork, JoinGroupError,
-        LAYOUT_HASH, WeightSplit,
+        DEPTH, GroupCall, GroupError, GroupGeometry, GroupLeader, GroupMember, GroupViolation, GroupWork,
+        InputForm, JoinGroupError, LAYOUT_HASH, MemberOutputs, WeightSplit,
         startup::{
             FromMember, GroupLoading, LeaderEnd, MemberEnd, MemberError, MemberHello, MemberLoaded,
             ServeGroup, ToMember,
@@ -27,41 +27,52 @@ const SPIN: Duration = Duration::from_micros(50);
 const POSTED: usize = 16;
 const FIRST_CALL: usize = 16 + 2 * 16;
 
+/// A group, and the outputs of its members.
+fn group() -> (GroupLeader, Vec<MemberOutputs>) {
+    let outputs: Vec<_> = (0..GEOMETRY.members).map(|_| MemberOutputs::create(&GEOMETRY).unwrap()).collect();
+    (GroupLeader::create(GEOMETRY, fds(&outputs), SPIN).unwrap(), outputs)
+}
+
 fn leader() -> GroupLeader {
-    GroupLeader::create(GEOMETRY, SPIN).unwrap()
+    group().0
+}
+
+fn fds(outputs: &[MemberOutputs]) -> Vec<OwnedFd> {
+    outputs.iter().map(|outputs| outputs.fd().try_clone_to_owned().unwrap()).collect()
 }
 
 fn fd(leader: &GroupLeader) -> OwnedFd {
     leader.fd().unwrap().try_clone_to_owned().unwrap()
 }
 
-fn member(leader: &GroupLeader, index: u32) -> GroupMember {
-    GroupMember::join(fd(leader), GEOMETRY, index, SPIN).unwrap()
+fn member(leader: &GroupLeader, index: u32, outputs: MemberOutputs) -> GroupMember {
+    GroupMember::join(fd(leader), GEOMETRY, (index, outputs), SPIN).unwrap()
 }
 
 fn forward(rows: u32) -> GroupCall {
     let work = GroupWork::Evaluate { part: None, op: SiteOp::Forward, path: SitePath::Fast };
-    GroupCall { site: 3, work, rows, input: 0, output: 16, after: None }
+    GroupCall { site: 3, work, rows, form: InputForm::F32, input: 0, output: 16, after: None }
 }
 
 #[test]
 fn members_of_a_real_region_answer_many_calls_and_sleep_between_them() {
-    let mut leader = leader();
-    let serve = |index| {
-        let mut member = member(&leader, index);
+    let (mut leader, outputs) = group();
+    let serve = |(index, outputs)| {
+        let mut member = member(&leader, index, outputs);
         thread::spawn(move || {
             let mut calls = 0;
             while let Some(call) = member.next_call().unwrap() {
                 let mut row = [0.0; 3];
                 member.read_inputs(call.input, &mut row).unwrap();
-                member.write_outputs(call.output, &row.map(|x| x * (index + 2) as f32)).unwrap();
+                let out = member.outputs_mut(call.output, 3).unwrap();
+                out.copy_from_slice(&row.map(|x| x * (index + 2) as f32));
                 member.finish();
                 calls += 1;
             }
             calls
         })
     };
-    let threads = [serve(0), serve(1)];
+    let threads: Vec<_> = (0..).zip(outputs).map(serve).collect();
     for round in 0..3000u16 {
         if round % 1000 == 999 {
             thread::sleep(Duration::from_millis(2));
@@ -77,17 +88,19 @@ fn members_of_a_real_region_answer_many_calls_and_sleep_between_them() {
         }
     }
     drop(leader);
-    assert_eq!(threads.map(|thread| thread.join().unwrap()), [3000, 3000]);
+    threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), 3000));
 }
 
 #[test]
 fn a_call_arrives_as_it_was_posted() {
-    let mut leader = leader();
-    let mut member = member(&leader, 0);
+    let (mut leader, mut outputs) = group();
+    let mut member = member(&leader, 0, outputs.swap_remove(0));
     let after = leader.post(1, &forward(7));
     let work = GroupWork::Evaluate { part: Some(2), op: SiteOp::Backward, path: SitePath::Linear };
     let rows = GroupCall { work: GroupWork::ReadRows, ..forward(9) };
-    for call in [GroupCall { work, after: None, ..forward(5) }, rows] {
+    let tiles = GroupCall { form: InputForm::Bf16Tiles(16), ..forward(5) };
+    let few = GroupCall { form: InputForm::Bf16Tiles(5), ..forward(5) };
+    for call in [GroupCall { work, after: None, ..forward(5) }, rows, tiles, few] {
         leader.post(0, &call);
         assert_eq!(member.next_call().unwrap(), Some(call));
         member.finish();
@@ -97,25 +110,30 @@ fn a_call_arrives_as_it_was_posted() {
 
 #[test]
 fn values_outside_of_the_areas_are_refused() {
-    let leader = leader();
-    let member = member(&leader, 1);
+    let (leader, mut outputs) = group();
+    let mut member = member(&leader, 1, outputs.swap_remove(1));
     let mut values = [0.0; 32];
     for (first, count) in [(48, 17), (8, 1), (usize::MAX - 15, 32), (64, 1)] {
         let refused = member.read_inputs(first, &mut values[..count]).unwrap_err();
         assert!(matches!(refused, GroupViolation::Place { .. }), "{first} {count}: {refused}");
         assert!(member.write_inputs(first, &values[..count]).is_err());
     }
-    assert!(member.read_outputs(16, &mut values[..17]).is_err());
-    assert!(member.write_outputs(32, &values[..1]).is_err());
-    assert!(
-        member.write_outputs(16, &values[..16]).is_ok() && member.read_inputs(48, &mut values[..16]).is_ok()
-    );
+    for skipped in [64, usize::MAX] {
+        assert!(member.read_inputs_after(16, skipped, &mut values[..1]).is_err());
+    }
+    for (first, count) in [(16, 17), (32, 1), (8, 1), (16, usize::MAX)] {
+        assert!(member.outputs_mut(first, count).is_err());
+    }
+    assert_eq!(member.outputs_mut(16, 16).unwrap().len(), 16);
+    assert!(member.read_inputs(48, &mut values[..16]).is_ok());
+    assert!(member.read_inputs_after(16, 33, &mut values[..15]).is_ok());
 }
 
 #[test]
 fn a_region_of_another_size_or_layout_is_refused() {
     let leader = leader();
-    let join = |geometry, index| GroupMember::join(fd(&leader), geometry, index, SPIN);
+    let outputs = || MemberOutputs::create(&GEOMETRY).unwrap();
+    let join = |geometry, index| GroupMember::join(fd(&leader), geometry, (index, outputs()), SPIN);
     assert!(matches!(join(GEOMETRY, 2), Err(JoinGroupError::Member(2))));
     let other = GroupGeometry { members: 1, ..GEOMETRY };
     assert!(matches!(join(other, 0), Err(JoinGroupError::Region(_))));
@@ -126,11 +144,34 @@ fn a_region_of_another_size_or_layout_is_refused() {
         GroupGeometry { output_values: 24, ..GEOMETRY },
     ] {
         assert!(matches!(join(wrong, 0), Err(JoinGroupError::Geometry(_))), "{wrong:?}");
-        assert!(GroupLeader::create(wrong, SPIN).is_err());
+        assert!(matches!(GroupLeader::create(wrong, vec![], SPIN), Err(GroupError::Geometry(_))));
     }
     let region = Region::map(fd(&leader), 1..=1 << 20, Access::ReadWrite).unwrap();
     region.words()[2].store(1, std::sync::atomic::Ordering::Relaxed);
     assert!(matches!(join(GEOMETRY, 0), Err(JoinGroupError::Layout)));
+}
+
+#[test]
+fn outputs_of_another_number_or_size_are_refused_and_no_leader_can_write_them() {
+    let (_, outputs) = group();
+    let one = GroupLeader::create(GEOMETRY, fds(&outputs[..1]), SPIN);
+    assert!(matches!(one, Err(GroupError::Outputs { found: 1, members: 2 })), "{one:?}");
+    let wider = GroupGeometry { output_values: 48, ..GEOMETRY };
+    assert!(matches!(GroupLeader::create(wider, fds(&outputs), SPIN), Err(GroupError::Region(_))));
+    let fd = fds(&outputs).swap_remove(0);
+    assert!(Region::map(fd, 1..=1 << 20, Access::ReadWrite).is_err());
+}
+
+#[test]
+fn rows_in_an_unknown_form_are_refused() {
+    for (form, rows) in [(4, 5), (17, 20), (300, 20), (15, 16)] {
+        let (mut leader, mut outputs) = group();
+        let region = Region::map(fd(&leader), 1..=1 << 20, Access::ReadWrite).unwrap();
+        leader.post(0, &forward(rows));
+        region.words()[FIRST_CALL + 12].store(form, std::sync::atomic::Ordering::Relaxed);
+        let refused = member(&leader, 0, outputs.swap_remove(0)).next_call();
+        assert_eq!(refused, Err(GroupViolation::Form(form)), "{rows}");
+    }
 }
 
 #[test]
@@ -144,8 +185,8 @@ fn a_leader_that_floods_a_member_has_made_a_mistake() {
 
 proptest! {
     #[test]
-    fn a_leader_that_writes_anything_gets_no_panic(words in proptest::array::uniform12(any::<u32>()), posted in 1u32..40) {
-        let leader = leader();
+    fn a_leader_that_writes_anything_gets_no_panic(words in proptest::array::uniform13(any::<u32>()), posted in 1u32..40) {
+        let (leader, mut outputs) = group();
         let region = Region::map(fd(&leader), 1..=1 << 20, Access::ReadWrite).unwrap();
         let relaxed = std::sync::atomic::Ordering::Relaxed;
         for (at, word) in words.iter().enumerate() {
@@ -154,12 +195,12 @@ proptest! {
         // Without a call that waits for another member, which never does anything here.
         region.words()[FIRST_CALL + 10].store(u32::MAX, relaxed);
         region.words()[POSTED].store(posted, relaxed);
-        let mut member = member(&leader, 0);
+        let mut member = member(&leader, 0, outputs.swap_remove(0));
         match member.next_call() {
             Ok(Some(call)) => {
                 let mut values = [0.0; 4];
                 let _ = member.read_inputs(call.input, &mut values);
-                let _ = member.write_outputs(call.output, &values);
+                let _ = member.outputs_mut(call.output, call.rows as usize);
             }
             Ok(None) => prop_assert!(posted <= DEPTH),
             Err(violation) => prop_assert!(!violation.to_string().is_empty()),
@@ -179,6 +220,7 @@ fn hello() -> MemberHello {
         files: [7; 32],
         cores: vec![2, 3],
         memory_bytes: 1 << 30,
+        pass_rows: 512,
     }
 }
 
@@ -190,21 +232,25 @@ fn the_start_of_a_member_goes_over_a_socket() {
     leader_end.send(&ToMember::Hello(hello()), &[]).unwrap();
     let (ToMember::Hello(heard), _) = member_end.receive().unwrap().unwrap() else { panic!("a hello") };
     assert_eq!(heard, hello());
-    for message in [
-        FromMember::Loading(GroupLoading { done: 1, total: 2 }),
-        FromMember::Loaded(MemberLoaded { weight_bytes: 5 }),
-        FromMember::Refused("no memory".to_owned()),
-    ] {
+    for message in
+        [FromMember::Loading(GroupLoading { done: 1, total: 2 }), FromMember::Refused("no memory".to_owned())]
+    {
         member_end.send(&message, &[]).unwrap();
         assert_eq!(leader_end.receive().unwrap().unwrap().0, message);
     }
-    let leader = leader();
-    let serve = ServeGroup { precision: 1, members: 2, input_values: 64, output_values: 32 };
+    let (leader, outputs) = group();
+    let loaded = FromMember::Loaded(MemberLoaded { weight_bytes: 5 });
+    assert!(member_end.send(&loaded, &[]).is_err(), "the outputs are missing");
+    member_end.send(&loaded, &[outputs[0].fd()]).unwrap();
+    let (message, sent) = leader_end.receive().unwrap().unwrap();
+    assert_eq!((message, sent.len()), (loaded, 1));
+    let serve = ServeGroup { precision: 1 };
     assert!(leader_end.send(&ToMember::Serve(serve), &[]).is_err(), "the region is missing");
     leader_end.send(&ToMember::Serve(serve), &[leader.fd().unwrap()]).unwrap();
     let (message, mut fds) = member_end.receive().unwrap().unwrap();
     assert_eq!(message, ToMember::Serve(serve));
-    assert!(GroupMember::join(fds.pop().unwrap(), GEOMETRY, 0, SPIN).is_ok());
+    let outputs = outputs.into_iter().next().unwrap();
+    assert!(GroupMember::join(fds.pop().unwrap(), GEOMETRY, (0, outputs), SPIN).is_ok());
 }
 
 #[test]

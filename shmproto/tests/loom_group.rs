@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use loom::thread;
 use shmproto::{
-    group::{CallsOfMember, GroupCall, GroupGeometry, GroupLeader, GroupMember, GroupWork},
+    group::{CallsOfMember, GroupCall, GroupGeometry, GroupLeader, GroupMember, GroupWork, InputForm},
     layer::{SiteOp, SitePath},
 };
 
@@ -19,7 +19,7 @@ fn group(members: u32) -> (GroupLeader, Vec<GroupMember>) {
 
 fn call(op: SiteOp, after: Option<CallsOfMember>) -> GroupCall {
     let work = GroupWork::Evaluate { part: None, op, path: SitePath::Fast };
-    GroupCall { site: 0, work, rows: 1, input: 0, output: 0, after }
+    GroupCall { site: 0, work, rows: 1, form: InputForm::F32, input: 0, output: 0, after }
 }
 
 /// Tries every schedule with at most `preemptions` preemptions.
@@ -35,7 +35,7 @@ fn double(mut member: GroupMember) {
     while member.next_call().unwrap().is_some() {
         let mut row = [0.0; 2];
         member.read_inputs(0, &mut row).unwrap();
-        member.write_outputs(0, &row.map(|x| 2.0 * x)).unwrap();
+        member.outputs_mut(0, 2).unwrap().copy_from_slice(&row.map(|x| 2.0 * x));
         member.finish();
     }
 }

@@ -75,7 +75,12 @@ fn welcome(cold_start: ColdStart) -> ToGateway {
         model_path: "/model.gguf".to_owned(),
         base_hash: [6; 32],
         text_hash: [5; 32],
-        device: DeviceFacts { kind: DeviceKind::Cuda, name: "GPU".to_owned(), memory_bytes: 1 << 36 },
+        device: DeviceFacts {
+            kind: DeviceKind::Cuda,
+            name: "GPU".to_owned(),
+            memory_bytes: 1 << 36,
+            group_weight_bytes: vec![5, 7],
+        },
         numbers: "activations mixed".to_owned(),
         context_length: 64,
         vocab_size: 32,

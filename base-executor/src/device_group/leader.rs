@@ -75,18 +75,26 @@ impl GroupOptions {
 #[derive(Debug)]
 pub(crate) struct Members {
     members: Vec<MemberLink>,
-    /// Bytes of the weights of all members.
-    pub(crate) weight_bytes: u64,
-    /// Bytes of the group's region.
-    pub(crate) region_bytes: u64,
+    /// Bytes of weights on each device, the leader's first.
+    pub(crate) weight_bytes: Vec<u64>,
+    /// Bytes of the group's shared memory.
+    pub(crate) shared_bytes: u64,
 }
 
 #[derive(Debug)]
 struct MemberLink {
     device: usize,
     socket: Arc<LeaderEnd>,
-    /// Answer to the hello: bytes of weights, or the reason of the refusal.
-    loaded: mpsc::Receiver<Result<u64, String>>,
+    /// Answer to the hello, or the reason of the refusal.
+    loaded: mpsc::Receiver<Result<LoadedMember, String>>,
+}
+
+/// Answer of a member whose weights are loaded.
+#[derive(Debug)]
+struct LoadedMember {
+    weight_bytes: u64,
+    /// Memory of its outputs.
+    outputs: OwnedFd,
 }
 
 /// Starts the members of a group, loads the leader's part of the weights of the model at `path`, and waits
@@ -105,27 +113,24 @@ pub(crate) fn load(
     let members = start(path, options, &total)?;
     let told = |at: LoadProgress| progress(total.record(0, at));
     let own = ShardWeights::load(source, plan, 0, devices[0].0.len(), &told)?;
-    let weight_bytes = members.iter().map(MemberLink::await_weights).sum::<anyhow::Result<u64>>()?;
+    let loaded = members.iter().map(MemberLink::await_weights).collect::<anyhow::Result<Vec<_>>>()?;
+    let weight_bytes = loaded.iter().map(|member| member.weight_bytes);
+    let weight_bytes = std::iter::once(own.bytes() as u64).chain(weight_bytes).collect();
+    let outputs = loaded.into_iter().map(|member| member.outputs).collect();
     let geometry = geometry(&own, options.rows);
-    let group = GroupLeader::create(geometry, SPIN).context("cannot share memory with the device group")?;
+    let group = GroupLeader::create(geometry, outputs, SPIN);
+    let group = group.context("cannot share memory with the device group")?;
     let region = group.fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
     let region = region.context("the region of the device group has no descriptor")?;
-    let serve = ServeGroup {
-        precision: 0,
-        members: geometry.members,
-        input_values: geometry.input_values as u64,
-        output_values: geometry.output_values as u64,
-    };
     let weights = LoadedWeights::of_group(source, own, group)?;
-    let members = Members { members, weight_bytes, region_bytes: geometry.region_bytes() };
-    Ok((weights, GroupStart { members, serve, region }))
+    let members = Members { members, weight_bytes, shared_bytes: geometry.shared_bytes() };
+    Ok((weights, GroupStart { members, region }))
 }
 
 /// A group whose members have loaded their weights and do not know the precision yet.
 #[derive(Debug)]
 pub(crate) struct GroupStart {
     members: Members,
-    serve: ServeGroup,
     region: OwnedFd,
 }
 
@@ -135,7 +140,7 @@ impl GroupStart {
     /// # Errors
     /// If a member is gone.
     pub(crate) fn serve(self, precision: Precision) -> anyhow::Result<Members> {
-        let serve = ServeGroup { precision: code_of(precision), ..self.serve };
+        let serve = ServeGroup { precision: code_of(precision) };
         for member in &self.members.members {
             let sent = member.socket.send(&ToMember::Serve(serve), &[self.region.as_fd()]);
             sent.with_context(|| format!("device {} of the group is gone", member.device))?;
@@ -171,6 +176,7 @@ fn start(
         files,
         cores: cores.0.iter().copied().collect(),
         memory_bytes: options.memory_bytes,
+        pass_rows: u32::try_from(options.rows).unwrap_or(u32::MAX),
     };
     let hellos = devices.iter().enumerate().skip(1).map(hello);
     hellos.map(|hello| MemberLink::start(hello, Arc::clone(progress))).collect()
@@ -200,8 +206,8 @@ impl MemberLink {
         Ok(Self { device, socket, loaded })
     }
 
-    /// Waits until the member has loaded its weights, and returns their bytes.
-    fn await_weights(&self) -> anyhow::Result<u64> {
+    /// Waits until the member has loaded its weights.
+    fn await_weights(&self) -> anyhow::Result<LoadedMember> {
         let ended = || format!("device {} of the group ended while it loaded; see its log", self.device);
         self.loaded.recv().with_context(ended)?.map_err(anyhow::Error::msg)
     }
@@ -212,7 +218,7 @@ fn listen(
     socket: &LeaderEnd,
     device: usize,
     progress: &GroupProgress,
-    answer: &mpsc::Sender<Result<u64, String>>,
+    answer: &mpsc::Sender<Result<LoadedMember, String>>,
 ) {
     let mut has_loaded = false;
     let ended = loop {
@@ -220,9 +226,13 @@ fn listen(
             Ok(Some((FromMember::Loading(at), _))) => {
                 progress.record(device, LoadProgress { done: at.done, total: at.total });
             }
-            Ok(Some((FromMember::Loaded(loaded), _))) => {
+            Ok(Some((FromMember::Loaded(loaded), descriptors))) => {
                 has_loaded = true;
-                let _ = answer.send(Ok(loaded.weight_bytes));
+                let weight_bytes = loaded.weight_bytes;
+                let member =
+                    descriptors.into_iter().next().map(|outputs| LoadedMember { weight_bytes, outputs });
+                let _ =
+                    answer.send(member.ok_or_else(|| "a device sent no memory of its outputs".to_owned()));
             }
             Ok(Some((FromMember::Refused(reason), _))) => {
                 let _ = answer.send(Err(reason));

@@ -1,11 +1,6 @@
 //! A member's process: holds a part of the weights and computes the leader's calls.
 
-use std::{
-    os::fd::{AsFd as _, OwnedFd},
-    path::Path,
-    sync::Arc,
-    thread,
-};
+use std::{os::fd::AsFd as _, path::Path, sync::Arc, thread};
 
 use anyhow::Context as _;
 use kernels::ThreadPool;
@@ -15,7 +10,7 @@ use model::{
     sources::random::RandomSource,
     weights::{
         LoadProgress,
-        device_group::{GroupPlan, ShardWeights, member::MemberModel},
+        device_group::{GroupPlan, ShardWeights, leader::geometry, member::MemberModel},
     },
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -23,8 +18,8 @@ use settings::{CoreList, LogFormat, exit::in_one_line};
 use shmproto::{
     fd_passing::{SendError, bounded_text},
     group::{
-        GroupGeometry, GroupMember, WeightSplit,
-        startup::{FromMember, GroupLoading, MemberEnd, MemberHello, MemberLoaded, ServeGroup, ToMember},
+        GroupMember, MemberOutputs, WeightSplit,
+        startup::{FromMember, GroupLoading, MemberEnd, MemberHello, MemberLoaded, ToMember},
     },
 };
 
@@ -56,8 +51,8 @@ pub fn run() -> anyhow::Result<()> {
         anyhow::bail!(FOR_OWN_USE);
     };
     failpoint::pass("member.hello");
-    let weights = match load(&hello, &leader) {
-        Ok(weights) => weights,
+    let (weights, outputs) = match load(&hello, &leader) {
+        Ok(loaded) => loaded,
         Err(error) => {
             let reason = format!("device {} of the group: {}", hello.device, in_one_line(&*error));
             let _ = leader.send(&FromMember::Refused(bounded_text(&reason).to_owned()), &[]);
@@ -65,7 +60,7 @@ pub fn run() -> anyhow::Result<()> {
         }
     };
     let weight_bytes = weights.bytes() as u64;
-    leader.send(&FromMember::Loaded(MemberLoaded { weight_bytes }), &[])?;
+    leader.send(&FromMember::Loaded(MemberLoaded { weight_bytes }), &[outputs.fd()])?;
     failpoint::pass("member.loaded");
     let Ok(Some((ToMember::Serve(serve), region))) = leader.receive() else {
         // The leader could not open the base and has said why.
@@ -80,11 +75,19 @@ pub fn run() -> anyhow::Result<()> {
         "a part of the base is loaded"
     );
     end_with(leader)?;
-    serve_calls(weights, &hello, serve, region, &cores)
+    let precision = PRECISIONS.get(usize::from(serve.precision)).context("the precision is unknown")?;
+    let geometry = geometry(&weights, hello.pass_rows as usize);
+    let group = GroupMember::join(region, geometry, (hello.device - 1, outputs), SPIN)?;
+    let pool = ThreadPool::new(&cores).context("cannot start the threads of a device")?;
+    MemberModel::new(weights, *precision, pool).serve(group)?;
+    // The group ends with its leader. A member that ended first would look like a fault.
+    loop {
+        thread::park();
+    }
 }
 
-/// Loads this device's part of the weights.
-fn load(hello: &MemberHello, leader: &MemberEnd) -> anyhow::Result<ShardWeights> {
+/// Loads this device's part of the weights, and allocates the memory of its outputs.
+fn load(hello: &MemberHello, leader: &MemberEnd) -> anyhow::Result<(ShardWeights, MemberOutputs)> {
     let path = Path::new(&hello.model);
     hello.check(RELEASE, &files_hash(path)?)?;
     startup::stay_on(&CoreList(hello.cores.iter().copied().collect()))?;
@@ -107,7 +110,8 @@ fn load(hello: &MemberHello, leader: &MemberEnd) -> anyhow::Result<ShardWeights>
          complete",
         path.display()
     );
-    Ok(weights)
+    let outputs = MemberOutputs::create(&geometry(&weights, hello.pass_rows as usize));
+    Ok((weights, outputs.context("there is no memory for a device's outputs")?))
 }
 
 /// Reports progress at every hundredth of the weights.
@@ -126,26 +130,4 @@ fn end_with(leader: Arc<MemberEnd>) -> anyhow::Result<()> {
         std::process::exit(0);
     };
     spawn("leader", watch).map(|_: thread::JoinHandle<()>| ())
-}
-
-fn serve_calls(
-    weights: ShardWeights,
-    hello: &MemberHello,
-    serve: ServeGroup,
-    region: OwnedFd,
-    cores: &[usize],
-) -> anyhow::Result<()> {
-    let precision = PRECISIONS.get(usize::from(serve.precision)).context("the precision is unknown")?;
-    let geometry = GroupGeometry {
-        members: serve.members,
-        input_values: usize::try_from(serve.input_values)?,
-        output_values: usize::try_from(serve.output_values)?,
-    };
-    let group = GroupMember::join(region, geometry, hello.device - 1, SPIN)?;
-    let pool = ThreadPool::new(cores).context("cannot start the threads of a device")?;
-    MemberModel::new(weights, *precision, pool).serve(group)?;
-    // The group ends with its leader. A member that ended first would look like a fault.
-    loop {
-        thread::park();
-    }
 }

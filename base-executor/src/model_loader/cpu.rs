@@ -152,7 +152,7 @@ impl BaseDevice for HostDevice {
             weight_bytes = weights.bytes(),
             sweep_bytes = weights.sweep_bytes(),
             devices = self.group.as_ref().map_or(1, |group| group.devices.devices().len()),
-            device_weight_bytes = self.members.get().map(|members| members.weight_bytes),
+            group_weight_bytes = ?self.members.get().map(|members| &members.weight_bytes),
             threads = base.cores.len(),
             isa = ?kernels::Isa::best(),
             precision = ?weights.precision(),
@@ -163,8 +163,9 @@ impl BaseDevice for HostDevice {
     fn host_bytes(&self, weights: &LoadedWeights<ServedLayers>, config: &ExecutorConfig) -> [u64; 2] {
         let group = self.members.get().map_or(0, |members| {
             // A set limit is one for each process; the machine's memory holds them all.
-            let others = if config.process_memory.is_none() { members.weight_bytes } else { 0 };
-            members.region_bytes + others
+            let others = members.weight_bytes.iter().skip(1).sum();
+            let others = if config.process_memory.is_none() { others } else { 0 };
+            members.shared_bytes + others
         });
         [weights.bytes() as u64 + group, DeviceBytes::of(config).on_a_cpu()]
     }
@@ -194,12 +195,8 @@ impl BaseDevice for HostDevice {
     }
 
     fn facts(&self) -> DeviceFacts {
-        let DeviceFacts { kind, name, memory_bytes } = facts();
-        let name = match &self.group {
-            Some(group) => format!("{name}, a group of {}", group.devices.devices().len()),
-            None => name,
-        };
-        DeviceFacts { kind, name, memory_bytes }
+        let group_weight_bytes = self.members.get().map(|members| members.weight_bytes.clone());
+        DeviceFacts { group_weight_bytes: group_weight_bytes.unwrap_or_default(), ..facts() }
     }
 
     /// Opens the worker socket, if workers are allowed.
@@ -233,5 +230,6 @@ pub(crate) fn facts() -> DeviceFacts {
         kind: DeviceKind::Cpu,
         name: name.map_or("", |(_, name)| name.trim()).to_owned(),
         memory_bytes: bound_bytes(),
+        group_weight_bytes: Vec::new(),
     }
 }

@@ -141,7 +141,12 @@ impl BaseDevice for Gpu {
     fn facts(&self) -> DeviceFacts {
         let info = self.cuda.info();
         let memory_bytes = info.memory_bytes as u64;
-        DeviceFacts { kind: DeviceKind::Cuda, name: info.name.clone(), memory_bytes }
+        DeviceFacts {
+            kind: DeviceKind::Cuda,
+            name: info.name.clone(),
+            memory_bytes,
+            group_weight_bytes: Vec::new(),
+        }
     }
 
     /// Sets up workers, if allowed, and the executor's own cores.

@@ -126,6 +126,18 @@ impl Kernel for RoundToTiles {
 
 // Integers, which the compiler turns into vectors: the instruction of AVX-512 loses subnormal values.
 impl TileRow {
+    /// Returns lines as words of 32 bits, two bf16 each.
+    pub(super) fn words(lines: &[Self]) -> &[f32] {
+        // SAFETY: a line is 64 bytes without padding, and any 32 bits are an f32.
+        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * (GROUP / 2)) }
+    }
+
+    /// Returns lines as words of 32 bits to be written.
+    pub(super) fn words_mut(lines: &mut [Self]) -> &mut [f32] {
+        // SAFETY: as in `words`, and any bits are a bf16.
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * (GROUP / 2)) }
+    }
+
     /// Rounds 32 columns to bf16.
     #[inline(always)]
     pub(crate) fn round(&mut self, from: &[f32; GROUP]) {

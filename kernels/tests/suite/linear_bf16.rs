@@ -250,6 +250,54 @@ fn minima_of_any_size_beside_their_scales_give_the_rounded_values() {
 }
 
 #[test]
+fn tiles_that_another_process_takes_over_give_the_bits_of_their_rows() {
+    let layers = one_of_each();
+    let (width, stride) = (layers.width, layers.stride);
+    let x = floats(&mut random(25), MANY_ROWS * width);
+    let wanted = expected(&parts_of(&layers), stride, &x, width);
+    let pool = &mut pool(1);
+    let mut taken = Activations::default();
+    for rows in [1, 5, 16, 33, MANY_ROWS] {
+        for isa in Isa::available() {
+            let x = tiles(pool, isa, &x[..rows * width], width);
+            for first in (0..rows).step_by(32) {
+                let block = first..rows.min(first + 32);
+                let (tile_rows, words) = x.tile_words(block.clone());
+                taken.reshape_tiled(block.len(), width, tile_rows).copy_from_slice(words);
+                // What is current is not computed again, from values that are not there.
+                taken.prepare(pool, isa, ActivationForms::BF16_TILES, Rounding::INT8);
+                let got = run(&layers.parts(), stride, pool, isa, &taken);
+                let what = format!("{isa:?}, rows {block:?} of {rows}");
+                assert_same(&got, &wanted[block.start * stride..block.end * stride], stride, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_are_written_make_tiles_stale() {
+    let pool = &mut pool(1);
+    let isa = Isa::best();
+    let mut x = tiles(pool, isa, &[1.0; 64], 32);
+    x.values_mut().fill(2.0);
+    x.prepare(pool, isa, ActivationForms::BF16_TILES, Rounding::INT8);
+    assert_eq!(x.tile_words(0..2).1, tiles(pool, isa, &[2.0; 64], 32).tile_words(0..2).1);
+}
+
+#[test]
+#[should_panic(expected = "rows are whole tiles")]
+fn rows_within_a_tile_are_not_handed_over() {
+    let x = tiles(&mut pool(1), Isa::best(), &[1.0; 40 * 32], 32);
+    let _ = x.tile_words(0..20);
+}
+
+#[test]
+#[should_panic(expected = "20 rows are no tiles of 15")]
+fn tiles_of_another_size_are_not_taken_over() {
+    Activations::default().reshape_tiled(20, 32, 15);
+}
+
+#[test]
 fn rows_that_are_left_of_a_batch_keep_their_bits() {
     let layers = one_of_each();
     let x = floats(&mut random(22), 40 * layers.width);

@@ -29,7 +29,7 @@ line! {
         8 layout_hash: AtomicU64,
         /// Number of values in the area of inputs.
         16 input_values: AtomicU64,
-        /// Number of values in the area of outputs of each member.
+        /// Number of values of each member's outputs.
         24 output_values: AtomicU64,
         /// Number of members besides the leader.
         32 members: AtomicU32,
@@ -71,14 +71,16 @@ line! {
         16 path: AtomicU32,
         /// Number of rows that the call computes.
         20 rows: AtomicU32,
-        /// First value of the call in the area of inputs.
+        /// First value of the call's rows in the area of inputs.
         24 input: AtomicU64,
-        /// First value of the call in the member's area of outputs.
+        /// First value of the results: forward in the member's outputs, backward in the area of inputs.
         32 output: AtomicU64,
         /// Member whose calls this call continues; 2^32 - 1 stands for none.
         40 after_member: AtomicU32,
         /// Number of calls that this member must have done first.
         44 after_count: AtomicU32,
+        /// Form of the call's rows: 0 is 32-bit floats, 1 to 16 are tiles of bf16 with so many rows.
+        48 form: AtomicU32,
     }
 }
 
@@ -102,14 +104,14 @@ const _: () = {
     assert!(core::mem::offset_of!(MemberHead, done) == LINE_BYTES);
 };
 
-/// Returns the offset of the areas of inputs and outputs, in bytes.
-pub(super) const fn areas_offset(members: u32) -> usize {
+/// Returns the offset of the area of inputs, in bytes.
+pub(super) const fn inputs_offset(members: u32) -> usize {
     MEMBERS_OFFSET + members as usize * MEMBER_BYTES
 }
 
 /// Hash of the region's layout; leader and members must have the same.
 pub const LAYOUT_HASH: u64 = fnv1a(&[
-    "group 1: header, members, inputs, outputs; 16 calls a member; counts u32\n",
+    "group 2: header, members, inputs; outputs of a member by themselves; 16 calls a member; counts u32\n",
     GroupHeader::TEXT,
     CallsPosted::TEXT,
     CallsDone::TEXT,
@@ -140,9 +142,8 @@ mod tests {
     fn the_protocol_document_places_members_and_areas_where_they_are() {
         let ruler = DOCUMENT.lines().find(|line| line.starts_with("group   0 ")).expect("the ruler");
         let places: Vec<&str> = ruler.split("  ").map(str::trim).filter(|it| !it.is_empty()).collect();
-        let areas = format!("{MEMBERS_OFFSET} + {MEMBER_BYTES} members");
-        let outputs = format!("{areas} + 4 inputs");
-        assert_eq!(places, ["group", "0", &MEMBERS_OFFSET.to_string(), &areas, &outputs]);
-        assert_eq!(areas_offset(2), MEMBERS_OFFSET + 2 * MEMBER_BYTES);
+        let inputs = format!("{MEMBERS_OFFSET} + {MEMBER_BYTES} members");
+        assert_eq!(places, ["group", "0", &MEMBERS_OFFSET.to_string(), &inputs]);
+        assert_eq!(inputs_offset(2), MEMBERS_OFFSET + 2 * MEMBER_BYTES);
     }
 }

@@ -21,33 +21,71 @@ pub struct GroupLeader {
 }
 
 impl GroupLeader {
-    /// Creates the region of a group; the leader spins for `spin` before it sleeps in a wait.
+    /// Creates the region of a group whose members sent the memory of their `outputs`; the leader spins for
+    /// `spin` before it sleeps in a wait.
     ///
     /// # Errors
-    /// Returns an error if a size is out of range or there is no memory.
+    /// Returns an error if a size is out of range, a member's memory is not of that size, or there is no
+    /// memory.
     #[cfg(not(loom))]
-    pub fn create(geometry: GroupGeometry, spin: Duration) -> Result<Self, GroupError> {
-        use crate::region::{PeerAccess, Region, RegionError};
+    pub fn create(
+        geometry: GroupGeometry,
+        outputs: Vec<std::os::fd::OwnedFd>,
+        spin: Duration,
+    ) -> Result<Self, GroupError> {
         geometry.check()?;
-        let bytes = usize::try_from(geometry.region_bytes()).unwrap_or(usize::MAX);
-        let region = Region::create("holobiont-group", bytes, PeerAccess::ReadWrite)?;
-        let shared = GroupMemory::mapped(region, geometry).ok_or(RegionError::Size { bytes })?;
+        let (found, members) = (outputs.len(), geometry.members);
+        if found != members as usize {
+            return Err(GroupError::Outputs { found, members });
+        }
+        let mut shared = GroupMemory::create(geometry)?;
+        outputs.into_iter().try_for_each(|fd| shared.add_outputs(fd))?;
         Ok(Self::over(Arc::new(shared), spin))
     }
 
     /// Creates a group in this process, and the ends of all members, for tests.
     ///
     /// # Errors
-    /// Returns an error if a size is out of range.
+    /// Returns an error if a size is out of range or there is no memory.
+    #[cfg(not(loom))]
     pub fn in_process(
         geometry: GroupGeometry,
         spin: Duration,
     ) -> Result<(Self, Vec<GroupMember>), GroupError> {
         geometry.check()?;
-        let shared = Arc::new(GroupMemory::on_heap(geometry));
-        let member = |index| GroupMember::over(Arc::clone(&shared), index, spin);
-        let members = (0..geometry.members).map(member).collect();
-        Ok((Self::over(shared, spin), members))
+        let mut shared = GroupMemory::create(geometry)?;
+        let mut outputs = Vec::new();
+        for _ in 0..geometry.members {
+            let own = super::MemberOutputs::create(&geometry)?;
+            shared.add_outputs(own.fd().try_clone_to_owned().map_err(crate::region::RegionError::Map)?)?;
+            outputs.push(own);
+        }
+        Ok(Self::with_members(shared, outputs, spin))
+    }
+
+    /// Creates a group of loom's atomics, and the ends of all members.
+    ///
+    /// # Errors
+    /// Returns an error if a size is out of range.
+    #[cfg(loom)]
+    pub fn in_process(
+        geometry: GroupGeometry,
+        spin: Duration,
+    ) -> Result<(Self, Vec<GroupMember>), GroupError> {
+        geometry.check()?;
+        let outputs = (0..geometry.members).map(|_| super::MemberOutputs::on_heap(&geometry)).collect();
+        Ok(Self::with_members(GroupMemory::on_heap(geometry), outputs, spin))
+    }
+
+    fn with_members(
+        shared: GroupMemory,
+        outputs: Vec<super::MemberOutputs>,
+        spin: Duration,
+    ) -> (Self, Vec<GroupMember>) {
+        let shared = Arc::new(shared);
+        let member = |(index, own)| GroupMember::over(Arc::clone(&shared), index, own, spin);
+        let members = (0..).zip(outputs).map(member).collect();
+        (Self::over(shared, spin), members)
     }
 
     fn over(shared: Arc<GroupMemory>, spin: Duration) -> Self {
@@ -71,7 +109,7 @@ impl GroupLeader {
     #[cfg(not(loom))]
     #[must_use]
     pub fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.shared.region().map(crate::region::Region::fd)
+        self.shared.fd()
     }
 
     /// Copies values into the area of inputs, from value `first` on, which must be even.
@@ -90,18 +128,10 @@ impl GroupLeader {
         copy::read(self.shared.inputs(), first, values);
     }
 
-    /// Copies values into a member's area of outputs, from value `first` on, which must be even.
+    /// Copies values out of a member's outputs, from value `first` on.
     ///
     /// # Panics
-    /// Panics if the values do not lie within the area.
-    pub fn write_outputs(&self, member: usize, first: usize, values: &[f32]) {
-        copy::write(self.shared.outputs(member), first, values);
-    }
-
-    /// Copies values out of a member's area of outputs, from value `first` on.
-    ///
-    /// # Panics
-    /// Panics if the values do not lie within the area.
+    /// Panics if the outputs do not have the values.
     pub fn read_outputs(&self, member: usize, first: usize, values: &mut [f32]) {
         copy::read(self.shared.outputs(member), first, values);
     }
@@ -163,7 +193,7 @@ impl Drop for GroupLeader {
 }
 
 fn write(slot: &CallSlot, call: &GroupCall) {
-    let &GroupCall { site, work, rows, input, output, after } = call;
+    let &GroupCall { site, work, rows, form, input, output, after } = call;
     let (kind, part, op, path) = match work {
         GroupWork::Evaluate { part, op, path } => {
             (layout::EVALUATE, part.map_or(layout::NONE, u32::from), op as u32, path as u32)
@@ -177,6 +207,7 @@ fn write(slot: &CallSlot, call: &GroupCall) {
     slot.op.store(op, Relaxed);
     slot.path.store(path, Relaxed);
     slot.rows.store(rows, Relaxed);
+    slot.form.store(form.code(), Relaxed);
     slot.input.store(input as u64, Relaxed);
     slot.output.store(output as u64, Relaxed);
     slot.after_member.store(member, Relaxed);

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::layout::{self, CallSlot, DEPTH};
 use super::leader::is_reached;
-use super::memory::GroupMemory;
+use super::memory::{GroupMemory, MemberOutputs};
 use super::signal::SharedCount;
 use super::{
-    CallsOfMember, GroupCall, GroupGeometry, GroupViolation, GroupWork, LONG_CALL_ROWS, check_place,
+    CallsOfMember, GroupCall, GroupGeometry, GroupViolation, GroupWork, InputForm, LONG_CALL_ROWS,
+    check_place,
 };
 use crate::atomic::Ordering::Relaxed;
 use crate::layer::{SiteOp, SitePath};
@@ -36,6 +37,7 @@ pub enum JoinGroupError {
 #[derive(Debug)]
 pub struct GroupMember {
     shared: Arc<GroupMemory>,
+    outputs: MemberOutputs,
     index: u32,
     done: u32,
     spin: Duration,
@@ -44,7 +46,8 @@ pub struct GroupMember {
 }
 
 impl GroupMember {
-    /// Maps and checks the region that the leader handed over, as member `index`.
+    /// Maps and checks the region that the leader handed over, as member `index`, whose `outputs` the leader
+    /// has.
     ///
     /// # Errors
     /// Returns a [`JoinGroupError`] if the region is no group of this geometry.
@@ -52,27 +55,24 @@ impl GroupMember {
     pub fn join(
         fd: std::os::fd::OwnedFd,
         geometry: GroupGeometry,
-        index: u32,
+        (index, outputs): (u32, MemberOutputs),
         spin: Duration,
     ) -> Result<Self, JoinGroupError> {
-        use crate::region::{Access, Region};
         geometry.check()?;
         if index >= geometry.members {
             return Err(JoinGroupError::Member(index));
         }
-        let bytes = usize::try_from(geometry.region_bytes()).unwrap_or(usize::MAX);
-        let region = Region::map(fd, bytes..=bytes, Access::ReadWrite)?;
-        let shared = GroupMemory::mapped(region, geometry).ok_or(JoinGroupError::Layout)?;
+        let shared = GroupMemory::map(fd, geometry)?;
         let header = shared.header();
         let found = (header.magic.load(Relaxed), header.layout_hash.load(Relaxed));
         if found != (layout::MAGIC, layout::LAYOUT_HASH) {
             return Err(JoinGroupError::Layout);
         }
-        Ok(Self::over(Arc::new(shared), index, spin))
+        Ok(Self::over(Arc::new(shared), index, outputs, spin))
     }
 
-    pub(super) fn over(shared: Arc<GroupMemory>, index: u32, spin: Duration) -> Self {
-        Self { shared, index, done: 0, spin, was_long: false }
+    pub(super) fn over(shared: Arc<GroupMemory>, index: u32, outputs: MemberOutputs, spin: Duration) -> Self {
+        Self { shared, outputs, index, done: 0, spin, was_long: false }
     }
 
     /// Returns the sizes of the group.
@@ -109,6 +109,7 @@ impl GroupMember {
 
     /// Tells the leader and the next member that the current call is done.
     pub fn finish(&mut self) {
+        self.outputs.publish(&self.shared, self.index as usize);
         self.done = self.done.wrapping_add(1);
         let head = &self.shared.member(self.index as usize).done;
         SharedCount { count: &head.count, sleepers: &head.sleepers }.publish(self.done);
@@ -119,9 +120,7 @@ impl GroupMember {
     /// # Errors
     /// Returns an error if they do not lie within the area; nothing was read then.
     pub fn read_inputs(&self, first: usize, values: &mut [f32]) -> Result<(), GroupViolation> {
-        check_place(first, values.len(), self.geometry().input_values)?;
-        copy::read(self.shared.inputs(), first, values);
-        Ok(())
+        self.read_inputs_after(first, 0, values)
     }
 
     /// Copies values into the area of inputs, from the place of a call on.
@@ -134,24 +133,29 @@ impl GroupMember {
         Ok(())
     }
 
-    /// Copies values out of this member's area of outputs, from the place of a call on.
+    /// Copies values out of the area of inputs, from `skipped` values after the place of a call on.
     ///
     /// # Errors
     /// Returns an error if they do not lie within the area; nothing was read then.
-    pub fn read_outputs(&self, first: usize, values: &mut [f32]) -> Result<(), GroupViolation> {
-        check_place(first, values.len(), self.geometry().output_values)?;
-        copy::read(self.shared.outputs(self.index as usize), first, values);
+    pub fn read_inputs_after(
+        &self,
+        first: usize,
+        skipped: usize,
+        values: &mut [f32],
+    ) -> Result<(), GroupViolation> {
+        check_place(first, skipped.saturating_add(values.len()), self.geometry().input_values)?;
+        copy::read(self.shared.inputs(), first + skipped, values);
         Ok(())
     }
 
-    /// Copies values into this member's area of outputs, from the place of a call on.
+    /// Returns `count` of this member's outputs, from the place of a call on. The leader reads them after
+    /// [`finish`](Self::finish).
     ///
     /// # Errors
-    /// Returns an error if they do not lie within the area; nothing was written then.
-    pub fn write_outputs(&self, first: usize, values: &[f32]) -> Result<(), GroupViolation> {
-        check_place(first, values.len(), self.geometry().output_values)?;
-        copy::write(self.shared.outputs(self.index as usize), first, values);
-        Ok(())
+    /// Returns an error if the member does not have so many.
+    pub fn outputs_mut(&mut self, first: usize, count: usize) -> Result<&mut [f32], GroupViolation> {
+        check_place(first, count, self.geometry().output_values)?;
+        Ok(&mut self.outputs.values_mut()[first..first + count])
     }
 }
 
@@ -170,12 +174,15 @@ fn read(slot: &CallSlot) -> Result<Option<GroupCall>, GroupViolation> {
         layout::END => return Ok(None),
         work => return Err(GroupViolation::Work(work)),
     };
+    let (form, rows) = (slot.form.load(Relaxed), slot.rows.load(Relaxed));
+    let form = InputForm::from_code(form, rows).ok_or(GroupViolation::Form(form))?;
     let after =
         CallsOfMember { member: slot.after_member.load(Relaxed), count: slot.after_count.load(Relaxed) };
     Ok(Some(GroupCall {
         site: slot.site.load(Relaxed),
         work,
-        rows: slot.rows.load(Relaxed),
+        rows,
+        form,
         input: place(slot.input.load(Relaxed)),
         output: place(slot.output.load(Relaxed)),
         after: Some(after).filter(|after| after.member != layout::NONE),

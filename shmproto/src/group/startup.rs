@@ -3,8 +3,9 @@
 //! ```text
 //! leader                            member, a child process whose standard input is the socket
 //!   Hello(description)   -------->    compares release and files, before it reads weights
-//!                        <--------  Refused(reason), or Loading(progress) ..., then Loaded(bytes)
-//!   Serve(geometry), region ---->     maps the region and takes calls until the socket closes
+//!                        <--------  Refused(reason), or Loading(progress) ..., then
+//!                        <--------  Loaded(bytes), memory of its outputs
+//!   Serve(precision), region ---->    maps the region and takes calls until the socket closes
 //! ```
 
 use super::layout::LAYOUT_HASH;
@@ -36,7 +37,7 @@ wire_enum! {
         Refused(String) = 0,
         /// Progress of a member that loads its weights.
         Loading(GroupLoading) = 1,
-        /// The member's weights are in memory.
+        /// The member's weights are in memory; with the descriptor of its outputs.
         Loaded(MemberLoaded) = 2,
     }
 }
@@ -65,6 +66,8 @@ wire_struct! {
         pub cores: Vec<u32>,
         /// Maximum memory of the member's weights in bytes.
         pub memory_bytes: u64,
+        /// Maximum number of rows of a pass, which gives the geometry.
+        pub pass_rows: u32,
     }
 }
 
@@ -94,12 +97,6 @@ wire_struct! {
     pub struct ServeGroup {
         /// Arithmetic of linear layers, by its code.
         pub precision: u8,
-        /// Number of members of the region; the member's own index is its device's less one.
-        pub members: u32,
-        /// Number of values in the area of inputs.
-        pub input_values: u64,
-        /// Number of values in each area of outputs.
-        pub output_values: u64,
     }
 }
 
@@ -121,7 +118,10 @@ impl FdMessage for ToMember {
 
 impl FdMessage for FromMember {
     fn descriptors(&self) -> usize {
-        0
+        match self {
+            Self::Refused(_) | Self::Loading(_) => 0,
+            Self::Loaded(_) => 1,
+        }
     }
 
     fn text_bytes(&self) -> usize {

@@ -41,6 +41,7 @@ pub(crate) fn device(stats: &Stats, welcome: Option<&Welcome>) -> DeviceStatus {
         name: device.map(|device| device.name.clone()),
         memory_bytes: device.map(|device| device.memory_bytes),
         memory_free_bytes: stats.device_free_bytes,
+        group_weight_bytes: device.map(|device| device.group_weight_bytes.clone()).unwrap_or_default(),
         numbers: welcome.map(|welcome| welcome.numbers.clone()),
         bytes: stats.device_bytes,
         budget_bytes: welcome.map(|welcome| welcome.device_budget_bytes),

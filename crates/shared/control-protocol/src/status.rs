@@ -150,6 +150,9 @@ pub struct DeviceStatus {
     pub name: Option<String>,
     pub memory_bytes: Option<u64>,
     pub memory_free_bytes: u64,
+    /// Bytes of weights on each device of a group, the leader's first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub group_weight_bytes: Vec<u64>,
     /// Data types and roundings of the base, on which output bits depend.
     pub numbers: Option<String>,
     pub bytes: u64,

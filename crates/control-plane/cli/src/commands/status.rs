@@ -117,11 +117,18 @@ fn device_text(device: &DeviceStatus) -> String {
     let Some(kind) = device.kind.as_deref().map(printable) else { return "-".into() };
     let name = device.name.as_deref().filter(|name| !name.is_empty());
     let name = name.map(|name| format!(", {}", printable(name))).unwrap_or_default();
+    let group = match &device.group_weight_bytes[..] {
+        [] => String::new(),
+        parts => {
+            let sizes: Vec<_> = parts.iter().map(|&bytes| size(bytes)).collect();
+            format!(", a group of {} with weights of {}", parts.len(), sizes.join(" and "))
+        }
+    };
     match device.memory_bytes.filter(|&bytes| bytes > 0) {
         Some(bytes) => {
-            format!("{kind}{name}, {} free of {}", size(device.memory_free_bytes), size(bytes))
+            format!("{kind}{name}{group}, {} free of {}", size(device.memory_free_bytes), size(bytes))
         }
-        None => format!("{kind}{name}"),
+        None => format!("{kind}{name}{group}"),
     }
 }
 
@@ -225,6 +232,14 @@ mod tests {
     fn shown(status: Value, adapters: &[Value]) -> String {
         let adapters: Vec<_> = adapters.iter().map(|a| serde_json::from_value(a.clone()).unwrap()).collect();
         text(TextStyle::None, &serde_json::from_value(status).unwrap(), &adapters)
+    }
+
+    #[test]
+    fn a_device_group_is_shown_with_the_weights_of_each_device() {
+        let mut status = status();
+        status["device"]["group_weight_bytes"] = json!([2048, 1024]);
+        let text = shown(status, &[]);
+        assert!(text.contains("cuda, A GPU, a group of 2 with weights of 2.00 KiB and 1.00 KiB, "), "{text}");
     }
 
     #[test]

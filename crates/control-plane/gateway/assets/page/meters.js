@@ -60,11 +60,13 @@ function showWeights({ read_bytes: read, read_ms: took = 0, waited_ms: waited = 
 }
 
 /** One of several executors. */
-function showExecutor({ name, address, state, detail, kv_blocks: kv = {}, requests = {}, adapters = {}, tokens_per_s: rate = {} }) {
+function showExecutor({
+  name, address, state, detail, kv_blocks: kv = {}, requests = {}, adapters = {}, tokens_per_s: rate = {}, device = {},
+}) {
   const meter = meters[`executor ${name}`] ??= new Meter(`Executor ${name}`);
   meter.set(kv.total, [kv.used, kv.cached], [
     address, state, detail, `${number(requests.running)} running, ${number(requests.waiting)} waiting`,
-    `${number(rate.generated)} tokens/s`, plural(adapters.resident, 'adapter'),
+    `${number(rate.generated)} tokens/s`, plural(adapters.resident, 'adapter'), groupText(device),
   ].filter(Boolean).join(', '));
 }
 
@@ -87,6 +89,11 @@ function keptBelow({ block_bytes: size = 0, host = {}, disk = {} } = {}) {
   return tier('the host', host) + tier('disk', disk);
 }
 
+/** Weights on each device of a device group, if there is one. */
+function groupText({ group_weight_bytes: parts = [] }) {
+  return parts.length ? `weights of ${parts.map(bytes).join(' and ')} on ${number(parts.length)} devices` : null;
+}
+
 /** What the device holds, who computes what it does not, and what waiting for it cost. */
 function deviceText({ device, cold_starts: cold = {}, workers = {} }) {
   const seated = workers.seated?.length ?? 0;
@@ -96,5 +103,6 @@ function deviceText({ device, cold_starts: cold = {}, workers = {} }) {
     `${plural(cold.count, 'cold start')}, ${number(cold.mean_load_wait_ms)} ms each`,
     plural(seated, 'worker') + (missing ? ` (${number(missing)} missing)` : ''),
     device.emulated_link_bytes_per_s ? `emulated link of ${bytes(device.emulated_link_bytes_per_s)}/s` : null,
+    groupText(device),
   ].filter(Boolean).join(', ');
 }

@@ -125,7 +125,12 @@ const GOLDEN: &str = include_str!("status.jsonl");
 
 #[test]
 fn the_report_keeps_its_text_and_a_reader_gets_every_field_back() {
-    let device = DeviceFacts { kind: DeviceKind::Cuda, name: "A GPU".to_owned(), memory_bytes: 77 };
+    let device = DeviceFacts {
+        kind: DeviceKind::Cuda,
+        name: "A GPU".to_owned(),
+        memory_bytes: 77,
+        group_weight_bytes: vec![5, 7],
+    };
     let welcome = Welcome { device, ..crate::executor::tests::welcome() };
     let reports = [
         executor_stats(&report(), Some(&welcome), 78),

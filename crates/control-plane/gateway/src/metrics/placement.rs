@@ -60,6 +60,13 @@ impl PlacementMetrics {
         let labels = [kind(welcome.device.kind), &welcome.device.name];
         store.retain(Id::Device, |shown| shown == labels);
         store.number(Id::Device, &labels).set(1.0);
+        let weights = &welcome.device.group_weight_bytes;
+        store.retain(Id::DeviceWeights, |shown| {
+            shown[0].parse().is_ok_and(|device: usize| device < weights.len())
+        });
+        for (device, &bytes) in weights.iter().enumerate() {
+            store.number(Id::DeviceWeights, &[&device.to_string()]).set(float(bytes));
+        }
         let link = if latest.link_bytes_per_s > 0 { "emulated" } else { "real" };
         let labels = [mode(welcome.cold_start), link];
         store.retain(Id::ColdStart, |shown| shown == labels);

@@ -206,6 +206,8 @@ metrics! {
         "Device of the base: kind is cpu or cuda, name is the maker's name";
     DeviceMemory = Gauge, Bytes, "holobiont_device_memory_bytes", [],
         "Total memory of the device; of a CPU, the host's";
+    DeviceWeights = Gauge, Bytes, "holobiont_device_weight_bytes", ["device"],
+        "Weights on each device of a device group; the leader is device 0";
     DeviceMemoryFree = Gauge, Bytes, "holobiont_device_memory_free_bytes", [],
         "Unused memory of the device";
     ColdStart = Gauge, Info, "holobiont_cold_start_info", ["mode", "link"],

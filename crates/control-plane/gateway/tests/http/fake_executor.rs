@@ -315,7 +315,12 @@ fn call(message: ToExecutor) -> ToGateway {
             model_path: "models/tiny.gguf".to_owned(),
             base_hash: [1; 32],
             text_hash: TEXT_HASH,
-            device: DeviceFacts { kind: DeviceKind::Cuda, name: "A GPU".to_owned(), memory_bytes: 1 << 30 },
+            device: DeviceFacts {
+                kind: DeviceKind::Cuda,
+                name: "A GPU".to_owned(),
+                memory_bytes: 1 << 30,
+                group_weight_bytes: vec![5, 7],
+            },
             numbers: "activations mixed".to_owned(),
             context_length: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,

@@ -208,7 +208,7 @@ async fn the_status_says_what_the_device_holds_what_waiting_cost_and_who_works()
     .await;
     let status = harness.client.get("/v1/status").await.json();
     let device = json!({
-        "kind": "cuda", "name": "A GPU", "memory_bytes": 1 << 30, "memory_free_bytes": 1 << 29, "numbers": "activations mixed",
+        "kind": "cuda", "name": "A GPU", "memory_bytes": 1 << 30, "memory_free_bytes": 1 << 29, "group_weight_bytes": [5, 7], "numbers": "activations mixed",
         "bytes": 0, "budget_bytes": 1 << 19, "cold_start": "cpu-assist",
         "emulated_link_bytes_per_s": 125_000_000, "copied_bytes": 8000, "copy_ms": 9.0,
     });

@@ -97,6 +97,8 @@ async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
         ("holobiont_ahead_tokens_total", &[("what", "kept")], 6.0),
         ("holobiont_draft_hidden_seconds_total", &[], 0.0025),
         ("holobiont_adapter_copy_seconds_total", &[], 0.009),
+        ("holobiont_device_weight_bytes", &[("device", "0")], 5.0),
+        ("holobiont_device_weight_bytes", &[("device", "1")], 7.0),
         ("holobiont_device_info", &[("kind", "cuda"), ("name", "A GPU")], 1.0),
         ("holobiont_device_memory_bytes", &[], 1_073_741_824.0),
         ("holobiont_device_memory_free_bytes", &[], 536_870_912.0),

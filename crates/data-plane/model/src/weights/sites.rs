@@ -110,6 +110,11 @@ impl SiteWeights {
     }
 }
 
+/// Returns whether a call multiplies its rows as tiles of bf16, so that it needs no other form of them.
+pub(crate) fn multiplies_tiles(site: &Site, call: SiteCall) -> bool {
+    site.arithmetic == Arithmetic::Bf16 && call.path == SitePath::Fast && call.op != SiteOp::Backward
+}
+
 /// Evaluates `call` at `site` for all rows of `x` with `parts` of the site, and writes the results to `out`.
 /// If the site's weights come in several pieces, gradients continue `from` the sums so far.
 ///
@@ -148,7 +153,7 @@ pub(crate) fn evaluate(
             let forms =
                 parts.iter().fold(ActivationForms::default(), |forms, part| forms.and(part.matrix.forms()));
             match site.arithmetic {
-                Arithmetic::Bf16 if call.path == SitePath::Fast => {
+                Arithmetic::Bf16 if multiplies_tiles(site, call) => {
                     x.prepare(pool, *isa, ActivationForms::BF16_TILES, Rounding::INT8);
                     return linear_bf16(pool, *isa, x, parts, out, outputs);
                 }

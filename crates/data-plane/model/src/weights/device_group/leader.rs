@@ -6,10 +6,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use kernels::{Activations, BorrowedCores, SumFrom, ThreadPool};
-use shmproto::group::{GroupCall, GroupGeometry, GroupLeader, GroupWork, PLACE_VALUES};
+use kernels::{ActivationForms, Activations, BorrowedCores, Rounding, SumFrom, ThreadPool};
+use shmproto::group::{
+    GroupCall, GroupGeometry, GroupLeader, GroupWork, InputForm, MAX_TILE_ROWS, PLACE_VALUES,
+};
 
-use super::{ShardWeights, shard::first_output};
+use super::{ShardWeights, shard::call_outputs};
 use crate::{
     adapter::dora::BaseLayer,
     cpu::Compute,
@@ -18,7 +20,7 @@ use crate::{
     shape::{config::ModelConfig, source::Target},
     weights::{
         host::{HostLayers, WaitCallback},
-        sites::evaluate,
+        sites::{evaluate, multiplies_tiles},
     },
 };
 
@@ -28,20 +30,24 @@ const CHUNKS: usize = 4;
 /// Minimum number of rows of such a chunk: fewer rows do not repay the decoding of the weights.
 const CHUNK_ROWS: usize = 64;
 
-/// Returns the sizes of the region of a group whose leader has the shard `own`, for passes of up to `rows`
+/// Returns the sizes of a group's shared memory from the weights of any device, for passes of up to `rows`
 /// rows. More rows are computed in turns.
 #[must_use]
 pub fn geometry(own: &ShardWeights, rows: usize) -> GroupGeometry {
+    let rows = rows.max(usize::from(MAX_TILE_ROWS));
     let head = own.groups.len() - 1;
-    let widest = |site: usize| own.ranges[site].iter().map(Range::len).max().unwrap_or(0);
+    let outputs = |site: usize| own.ranges[site].last().map_or(0, |range| range.end);
+    let widest = |site: usize| own.ranges[site].iter().map(|range| padded(range.len())).max().unwrap_or(0);
+    // A gradient's call has the sums and the gradient; of the head it has at least one row.
+    let inputs = |site: usize| padded(own.sites[site].columns) + padded(outputs(site));
+    let input_values = rows * (0..head).map(inputs).max().unwrap_or(0);
     let columns = own.sites.iter().map(|site| padded(site.columns)).max().unwrap_or(0);
-    let outputs = (0..head).map(|site| padded(widest(site))).max().unwrap_or(0);
-    // A row of logits and a row of weights fit as well.
-    let least = (head..own.sites.len()).map(|site| padded(widest(site))).max().unwrap_or(0).max(columns);
+    let output_values = rows * (0..head).map(widest).max().unwrap_or(0);
     GroupGeometry {
         members: u32::try_from(own.ranges[0].len() - 1).unwrap_or(u32::MAX),
-        input_values: rows.max(1) * columns,
-        output_values: (rows.max(1) * outputs).max(least),
+        input_values: input_values.max(rows * columns).max(inputs(head)),
+        // A tile of rows of logits fits, and so does a row of weights.
+        output_values: output_values.max(usize::from(MAX_TILE_ROWS) * widest(head)).max(columns),
     }
 }
 
@@ -53,8 +59,6 @@ pub struct GroupLayers {
     sites: Vec<Site>,
     /// Rows of a chunk of a gradient.
     chunk: Activations,
-    /// Gradient at the outputs of one member.
-    gradient: Vec<f32>,
 }
 
 /// The leader's own weights, and its connection to the members. The compute thread and the loader of adapters
@@ -84,7 +88,7 @@ impl GroupLayers {
         let mut sites = own.sites[..own.groups.len()].to_vec();
         Precision::default().apply(&mut sites, &own.groups);
         let shared = Arc::new(GroupWeights { own, group: Mutex::new(group) });
-        Self { shared, sites, chunk: Activations::default(), gradient: Vec::new() }
+        Self { shared, sites, chunk: Activations::default() }
     }
 
     pub(crate) fn weights(&self) -> Arc<GroupWeights> {
@@ -96,28 +100,25 @@ impl GroupLayers {
         let shared = Arc::clone(&self.shared);
         let own = &shared.own;
         let site = &self.sites[call.site.0 as usize];
-        let (rows, base) = (x.rows(), first_output(site, call.part.map(usize::from)));
-        let outputs = site.words(call).expect("the site has the part").1;
-        let shares = own.shares(call);
+        let (rows, outputs) = (x.rows(), call_outputs(site, call.part).expect("the site has the part"));
+        let shares = own.shares(call, &outputs);
         let group = &mut *shared.lock();
         let others: Vec<_> = shares.iter().filter_map(|share| Some((share.member?, share))).collect();
-        let most = rows_at_once(group.geometry(), site.columns, &others);
+        let is_tiled = multiplies_tiles(site, call);
+        let most = rows_at_once(group.geometry(), site.columns, is_tiled, &others);
+        // In a long pass the members sleep until they are called, and after they have answered.
         let borrowed = compute.pool.use_borrowed(BorrowedCores::Returned);
-        let mut rest = own.parts(call, base);
+        let mut rest = own.parts(call, outputs.start);
         let mut first = 0;
         while first < rows {
             let block = first..rows.min(first + most);
+            let mut of_block = group_call(call, block.len());
             if !others.is_empty() {
-                // In a long pass the members sleep until they are called, and after they have answered.
                 compute.pool.use_borrowed(borrowed);
-                let values = &x.values()[block.start * site.columns..block.end * site.columns];
-                write_inputs(&mut compute.pool, group, values, site.columns);
+                of_block.form = write_rows(compute, group, x, block.clone(), is_tiled);
                 compute.pool.use_borrowed(BorrowedCores::Returned);
             }
-            let posted: Vec<_> = others
-                .iter()
-                .map(|&(member, _)| group.post(member, &group_call(call, block.len())))
-                .collect();
+            let posted: Vec<_> = others.iter().map(|&(member, _)| group.post(member, &of_block)).collect();
             let parts = std::mem::take(&mut rest);
             if !parts.is_empty() {
                 // The leader computes all rows at once, while the members compute the first block. If none
@@ -129,8 +130,8 @@ impl GroupLayers {
             }
             posted.into_iter().for_each(|calls| group.wait(calls));
             compute.pool.use_borrowed(borrowed);
-            let out = &mut out[block.start * outputs..block.end * outputs];
-            gather(&mut compute.pool, group, &others, (base, outputs), out);
+            let out = &mut out[block.start * outputs.len()..block.end * outputs.len()];
+            gather(&mut compute.pool, group, &others, &outputs, out);
             first = block.end;
         }
     }
@@ -140,19 +141,21 @@ impl GroupLayers {
         let shared = Arc::clone(&self.shared);
         let own = &shared.own;
         let site = &self.sites[call.site.0 as usize];
-        let (rows, base, columns) = (x.rows(), first_output(site, call.part.map(usize::from)), site.columns);
-        let width = x.width();
-        let shares = own.shares(call);
+        let outputs = call_outputs(site, call.part).expect("the site has the part");
+        let (rows, columns, width) = (x.rows(), site.columns, x.width());
+        let shares = own.shares(call, &outputs);
         let group = &mut *shared.lock();
-        let others: Vec<_> = shares.iter().filter_map(|share| Some((share.member?, share))).collect();
-        let parts = own.parts(call, base);
-        if others.is_empty() {
+        let members: Vec<usize> = shares.iter().filter_map(|share| share.member).collect();
+        let parts = own.parts(call, outputs.start);
+        if members.is_empty() {
             return evaluate(compute, site, call, x, &parts, SumFrom::Zero, out);
         }
         let borrowed = compute.pool.use_borrowed(BorrowedCores::Returned);
-        let most = rows_at_once(group.geometry(), columns, &others);
+        // A row takes the place of its sums and of its gradient.
+        let of_row = padded(columns) + padded(width);
+        let most = (group.geometry().input_values / of_row).max(1);
         let chunk_rows = rows.div_ceil(CHUNKS).max(CHUNK_ROWS).min(most);
-        // As many chunks as lie side by side in the areas are under way at once.
+        // As many chunks as lie side by side in the area are under way at once.
         let window = (most / chunk_rows).min(CHUNKS) * chunk_rows;
         let mut first = 0;
         while first < rows {
@@ -169,22 +172,19 @@ impl GroupLayers {
                     self.chunk.values_mut().copy_from_slice(g);
                     evaluate(compute, site, call, &mut self.chunk, &parts, SumFrom::Zero, sums);
                 }
-                let at = start - first;
-                group.write_inputs(at * padded(columns), sums);
+                let output = (start - first) * of_row;
+                let input = output + chunk.len() * padded(columns);
+                group.write_inputs(output, sums);
+                group.write_inputs(input, g);
                 let mut after = None;
-                for &(member, share) in &others {
-                    let place = at * padded(share.width);
-                    scatter(g, width, share, base, &mut self.gradient);
-                    group.write_outputs(member, place, &self.gradient);
-                    let of_chunk = group_call(call, chunk.len());
-                    let call = GroupCall { input: at * padded(columns), output: place, after, ..of_chunk };
+                for &member in &members {
+                    let call = GroupCall { input, output, after, ..group_call(call, chunk.len()) };
                     after = Some(group.post(member, &call));
                 }
-                posted.push((chunk, after));
+                posted.push((chunk, output, after));
             }
-            for (chunk, last) in posted {
+            for (chunk, place, last) in posted {
                 last.into_iter().for_each(|calls| group.wait(calls));
-                let place = (chunk.start - first) * padded(columns);
                 group.read_inputs(place, &mut out[chunk.start * columns..chunk.end * columns]);
             }
             first = end;
@@ -279,7 +279,8 @@ impl GroupWeights {
             group.write_inputs(0, &held.iter().map(bits).collect::<Vec<_>>());
             let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
             let (site, rows) = (number(site), number(held.len()));
-            let call = GroupCall { site, work: GroupWork::ReadRows, rows, input: 0, output: 0, after: None };
+            let work = GroupWork::ReadRows;
+            let call = GroupCall { site, work, rows, form: InputForm::F32, input: 0, output: 0, after: None };
             let calls = group.post(member, &call);
             group.wait(calls);
             for (from, &at) in held.iter().enumerate() {
@@ -290,15 +291,10 @@ impl GroupWeights {
 }
 
 impl ShardWeights {
-    /// Returns the devices that take part in a call, in the order of their outputs.
-    fn shares(&self, call: SiteCall) -> Vec<CallShare> {
-        let site = &self.sites[call.site.0 as usize];
-        let part = call.part.map(usize::from);
-        let first = first_output(site, part);
-        let end = first
-            + part.map_or_else(|| first_output(site, Some(site.parts.len())), |part| site.parts[part].rows);
+    /// Returns the devices that take part in a call of these outputs, in the order of the outputs.
+    fn shares(&self, call: SiteCall, outputs: &Range<usize>) -> Vec<CallShare> {
         let share = |(device, range): (usize, &Range<usize>)| {
-            let outputs = range.start.max(first)..range.end.min(end);
+            let outputs = range.start.max(outputs.start)..range.end.min(outputs.end);
             let member = (device != self.device).then(|| device - 1);
             (!outputs.is_empty()).then_some(CallShare {
                 member,
@@ -311,10 +307,37 @@ impl ShardWeights {
     }
 }
 
-/// Returns the number of rows that fit into the areas at once.
-fn rows_at_once(geometry: GroupGeometry, columns: usize, others: &[(usize, &CallShare)]) -> usize {
-    let widest = others.iter().map(|(_, share)| padded(share.width)).max().unwrap_or(1);
-    (geometry.input_values / padded(columns)).min(geometry.output_values / widest).max(1)
+/// Returns the number of rows of a forward call that fit into the areas at once: whole tiles if the rows are
+/// tiles.
+fn rows_at_once(
+    geometry: GroupGeometry,
+    columns: usize,
+    is_tiled: bool,
+    others: &[(usize, &CallShare)],
+) -> usize {
+    let widest = others.iter().map(|(_, share)| share.width).max().unwrap_or(1);
+    let rows = (geometry.input_values / padded(columns)).min(geometry.output_values / widest.max(1)).max(1);
+    if is_tiled { rows / usize::from(MAX_TILE_ROWS) * usize::from(MAX_TILE_ROWS) } else { rows }
+}
+
+/// Writes the rows of a block into the area of inputs with all threads, and returns their form.
+fn write_rows(
+    compute: &mut Compute,
+    group: &GroupLeader,
+    x: &mut Activations,
+    block: Range<usize>,
+    is_tiled: bool,
+) -> InputForm {
+    if !is_tiled {
+        let columns = x.width();
+        write_inputs(&mut compute.pool, group, &x.values()[block.start * columns..block.end * columns]);
+        return InputForm::F32;
+    }
+    // Rounded once for all devices, and half as many bytes.
+    x.prepare(&mut compute.pool, compute.isa, ActivationForms::BF16_TILES, Rounding::INT8);
+    let (tile_rows, words) = x.tile_words(block);
+    write_inputs(&mut compute.pool, group, words);
+    InputForm::Bf16Tiles(u8::try_from(tile_rows).unwrap_or(u8::MAX))
 }
 
 /// Rounds a width up to whole cache lines, so that every row begins at a valid place.
@@ -325,50 +348,43 @@ fn padded(width: usize) -> usize {
 fn group_call(call: SiteCall, rows: usize) -> GroupCall {
     let work = GroupWork::Evaluate { part: call.part, op: call.op, path: call.path };
     let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-    GroupCall { site: call.site.0, work, rows, input: 0, output: 0, after: None }
+    GroupCall { site: call.site.0, work, rows, form: InputForm::F32, input: 0, output: 0, after: None }
 }
 
-/// Number of rows that a thread copies at a time; even, because values are written in pairs.
-const COPIED_ROWS: usize = 32;
+/// Number of values that a thread copies at a time; even, because values are written in pairs.
+const COPIED_VALUES: usize = 1 << 15;
 
-/// Copies rows into the area of inputs with all threads of `pool`.
-fn write_inputs(pool: &mut ThreadPool, group: &GroupLeader, rows: &[f32], columns: usize) {
-    let step = COPIED_ROWS * columns;
-    pool.run(rows.len().div_ceil(step), |chunk| {
-        let first = chunk * step;
-        group.write_inputs(first, &rows[first..rows.len().min(first + step)]);
+/// Number of rows that a thread gathers at a time.
+const GATHERED_ROWS: usize = 32;
+
+/// Copies values into the area of inputs with all threads of `pool`.
+fn write_inputs(pool: &mut ThreadPool, group: &GroupLeader, values: &[f32]) {
+    pool.run(values.len().div_ceil(COPIED_VALUES), |chunk| {
+        let first = chunk * COPIED_VALUES;
+        group.write_inputs(first, &values[first..values.len().min(first + COPIED_VALUES)]);
     });
 }
 
-/// Copies the members' outputs of some rows into `out`, whose rows have `width` values and begin at output
-/// `base` of the site, with all threads of `pool`.
+/// Copies the members' outputs of some rows into `out`, which has rows of the outputs of the call, with all
+/// threads of `pool`.
 fn gather(
     pool: &mut ThreadPool,
     group: &GroupLeader,
     others: &[(usize, &CallShare)],
-    (base, width): (usize, usize),
+    outputs: &Range<usize>,
     out: &mut [f32],
 ) {
+    let width = outputs.len();
     // Each lock is taken once, by the thread that copies the chunk.
-    let chunks: Vec<Mutex<&mut [f32]>> = out.chunks_mut(COPIED_ROWS * width).map(Mutex::new).collect();
+    let chunks: Vec<Mutex<&mut [f32]>> = out.chunks_mut(GATHERED_ROWS * width).map(Mutex::new).collect();
     pool.run(chunks.len(), |chunk| {
         let mut rows = chunks[chunk].lock().unwrap_or_else(PoisonError::into_inner);
-        for (row, at) in rows.chunks_exact_mut(width).zip(chunk * COPIED_ROWS..) {
+        for (row, at) in rows.chunks_exact_mut(width).zip(chunk * GATHERED_ROWS..) {
             for &(member, share) in others {
-                let (from, to) = (share.outputs.start - share.first, share.outputs.start - base);
+                let (from, to) = (share.outputs.start - share.first, share.outputs.start - outputs.start);
                 let values = &mut row[to..to + share.outputs.len()];
                 group.read_outputs(member, at * share.width + from, values);
             }
         }
     });
-}
-
-/// Copies a member's columns of the gradient `g` into rows of its own width. Columns that the call does not
-/// need keep their contents and are not read.
-fn scatter(g: &[f32], width: usize, share: &CallShare, base: usize, own: &mut Vec<f32>) {
-    let (from, to) = (share.outputs.start - base, share.outputs.start - share.first);
-    own.resize(g.len() / width * share.width, 0.0);
-    for (g, own) in g.chunks_exact(width).zip(own.chunks_exact_mut(share.width)) {
-        own[to..to + share.outputs.len()].copy_from_slice(&g[from..from + share.outputs.len()]);
-    }
 }

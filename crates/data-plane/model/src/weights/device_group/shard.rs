@@ -159,7 +159,7 @@ impl ShardWeights {
         let name = module_name(layer, target);
         let of_name = |(site, description): (usize, &Site)| {
             let part = description.parts.iter().position(|part| part.name == name)?;
-            Some((site, first_output(description, Some(part)), self.biases[site][part].as_deref()))
+            Some((site, first_output(description, part), self.biases[site][part].as_deref()))
         };
         self.sites[..self.groups.len()].iter().enumerate().find_map(of_name)
     }
@@ -187,9 +187,19 @@ impl GroupLayout {
     }
 }
 
-/// Returns the first output of a site's layer `part`, or 0 for the whole site.
-pub(super) fn first_output(site: &Site, part: Option<usize>) -> usize {
-    site.parts[..part.unwrap_or(0)].iter().map(|part| part.rows).sum()
+/// Returns the first output of a site's layer `part`.
+fn first_output(site: &Site, part: usize) -> usize {
+    site.parts[..part].iter().map(|part| part.rows).sum()
+}
+
+/// Returns the outputs of a call among a site's outputs, or `None` if the site has no such layer.
+pub(super) fn call_outputs(site: &Site, part: Option<u8>) -> Option<Range<usize>> {
+    let Some(part) = part.map(usize::from) else {
+        return Some(0..first_output(site, site.parts.len()));
+    };
+    let rows = site.parts.get(part)?.rows;
+    let first = first_output(site, part);
+    Some(first..first + rows)
 }
 
 /// Returns the weights of each site, and of the token embedding at the end if the head is not tied to it.
