@@ -123,6 +123,12 @@ pub(crate) struct Args {
     /// Cores of `board`, if not --threads: on a large machine each worker has its own, as in the paper.
     #[arg(long, value_name = "N")]
     cores: Option<NonZeroUsize>,
+    /// CPU devices that hold the base together in `costs`, such as "cpu:0 cpu:1".
+    #[arg(long, value_name = "LIST")]
+    devices: Option<String>,
+    /// Division of the weights among these devices: outputs or layers.
+    #[arg(long, value_name = "SPLIT", default_value = "outputs")]
+    device_split: String,
     /// Emulated link of the cold starts: prefill, busy, or gigabits per second.
     #[arg(long, default_value = "prefill", value_name = "LINK")]
     link: LinkSpeed,
@@ -182,6 +188,8 @@ pub(crate) struct SuiteConfig {
     /// Names of the attacks of `hostile`; `None` means all.
     pub(crate) attacks: Option<String>,
     pub(crate) cores: usize,
+    /// Devices of a group, and its split.
+    pub(crate) devices: Option<(String, String)>,
     pub(crate) link: LinkSpeed,
     pub(crate) plot: Option<PathBuf>,
     pub(crate) costs: PathBuf,
@@ -233,6 +241,7 @@ impl Args {
             seconds: self.seconds.get(),
             attacks: self.attacks,
             cores: self.cores.unwrap_or(self.threads).get(),
+            devices: self.devices.map(|devices| (devices, self.device_split)),
             link: self.link,
             plot: self.plot,
             costs: self.costs,

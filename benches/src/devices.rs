@@ -1,5 +1,7 @@
 //! One base over several devices of one core each, beside one executor with as many threads.
 
+mod round_trip;
+
 use anyhow::{Result, ensure};
 
 use crate::{
@@ -21,7 +23,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     ensure!(cores.numbers().len() > 1, "several devices need several cores: raise --threads");
     let devices = cores.numbers().iter().map(|core| format!("cpu:{core}")).collect::<Vec<_>>().join(" ");
     let model = config.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let mut comparisons = Vec::new();
+    let mut comparisons = vec![round_trip::compare(config.runs, cores.numbers())?];
     for (case, load) in LOADS {
         let rate = |options: &[&str]| {
             let program = BenchProgram::new(&config.ours, &config.model, config.threads).with(options);

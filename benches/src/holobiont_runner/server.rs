@@ -26,6 +26,8 @@ pub(crate) struct Installation {
 pub(crate) enum DeploymentPlacement {
     /// One executor on these cores, in the format of `--cores`.
     Cores(String),
+    /// One executor on these devices, in the formats of `--devices` and `--device-split`.
+    Devices(String, String),
     /// The deployment file at this path.
     Described(PathBuf),
 }
@@ -79,6 +81,9 @@ impl Holobiont {
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
         match &installation.placement {
             DeploymentPlacement::Cores(cores) => command.arg("--cores").arg(cores),
+            DeploymentPlacement::Devices(devices, split) => {
+                command.arg("--devices").arg(devices).arg("--device-split").arg(split)
+            }
             DeploymentPlacement::Described(file) => command.arg("--config").arg(file),
         };
         command.envs(settings.iter().map(|(variable, value)| (variable, value)));

@@ -59,12 +59,12 @@ impl Deployment {
         memory: ExecutorMemory,
     ) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for a deployment")?;
-        let installation = Installation {
-            binaries: config.ours.clone(),
-            model: config.model.clone(),
-            placement: DeploymentPlacement::Cores(cores.list()),
-            key: None,
+        let placement = match &config.devices {
+            Some((devices, split)) => DeploymentPlacement::Devices(devices.clone(), split.clone()),
+            None => DeploymentPlacement::Cores(cores.list()),
         };
+        let installation =
+            Installation { binaries: config.ours.clone(), model: config.model.clone(), placement, key: None };
         let adapters = write(&config.model, &ranks(adapters), &folder.path().join("adapters"))?;
         let settings: [EnvSetting; 3] = [
             ("HOLOBIONT_DEVICE_BYTES", memory.device.to_string()),
