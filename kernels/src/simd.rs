@@ -143,8 +143,8 @@ pub(crate) trait Simd: Wide {
     unsafe fn store_bytes(to: *mut u8, v: Self::B);
     fn low_nibbles(v: Self::B) -> Self::B;
     fn high_nibbles(v: Self::B) -> Self::B;
-    /// Byte `i`: `v[i]`, and of `upper[i]`, shifted left by `LEFT` or right by `-LEFT`, the bits `MASK`. No bit
-    /// of the mask may come from another byte.
+    /// Byte `i`: `v[i]`, and the bits `MASK` of `upper[i]` shifted left by `LEFT`, or right by `-LEFT`. No
+    /// bit of the mask may come from another byte.
     fn with_upper<const LEFT: i32, const MASK: u8>(v: Self::B, upper: Self::B) -> Self::B;
     /// Byte `i`: `table[v[i]]`; the bytes of `v` are below 16.
     fn look_up(table: &[u8; 16], v: Self::B) -> Self::B;

@@ -229,8 +229,8 @@ unsafe fn step_of_bytes<const BITS: u32>(word: __m512i, [b7, b8, b15]: PlacedByt
     });
 }
 
-/// Returns step `STEP` of codes of `BITS` bits, 5 or 6, in the lower bits of each byte; the other bits have no
-/// meaning.
+/// Returns step `STEP` of codes of `BITS` bits, 5 or 6, in the lower bits of each byte. The other bits have
+/// no meaning.
 #[inline(always)]
 unsafe fn step_above_nibbles<const BITS: usize, const STEP: usize>(codes: *const u8) -> __m512i {
     cpu!({
