@@ -163,10 +163,3 @@ def page():
     for name, part in parts.items():
         text = replace_part(text, name, part, "scripts/gpu-forecast")
     return text
-
-
-def for_device():
-    """The forecasts that a run of gpu-check is compared with, for a program as it is now."""
-    return [{"id": row.id, "what": row.what, "unit": row.unit, "bench": row.bench, "case": row.case, "peer": row.peer,
-             "forecast": row.now if row.now is not None else row.value}
-            for row in rows(constants_of(newest_run())) if row.value is not None and row.bench]  # fmt: skip

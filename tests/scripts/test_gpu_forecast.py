@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from gpu_model import groups, page, rows  # noqa: E402
+from gpu_model import groups, page, rows, verdict  # noqa: E402
 from gpu_model.work import LLAMA_2_7B, LLAMA_3_70B  # noqa: E402
 
 # Cases, units and, where they count, baselines as holobiont-bench names them (benches/src/gpu), and the row that each is.
@@ -119,15 +119,48 @@ class Page(unittest.TestCase):
         self.assertEqual(page.comparison(row | {"better": "lower"})[2:], ("at most 0.9", "**no**"))
 
     def test_each_case_of_the_benchmarks_is_one_row_of_the_forecasts(self):
-        forecasts = page.for_device()
         for bench, case, unit, peer, id_ in CASES:
-            found = [row["id"] for row in forecasts if (row["bench"], row["unit"], bool(row["peer"])) == (bench, unit, bool(peer))
-                     and re.search(row["case"], case) and re.search(row["peer"], peer)]  # fmt: skip
+            row = {"bench": bench, "case": case, "unit": unit, "ours": 1.0, "peer": 2.0, "peer_name": peer}
+            found = [forecast.id for forecast in rows.rows() if forecast.value and verdict.seen(forecast, [row]) == (2.0 if peer else 1.0)]
             self.assertEqual(found, [id_], case)
 
     def test_what_changed_since_a_run_is_forecast_as_it_is_now(self):
-        row = next(row for row in page.for_device() if row["id"] == "lone cpu-assist")
-        self.assertLess(row["forecast"], 20)
+        assist = next(row for row in rows.rows() if row.id == "lone cpu-assist")
+        self.assertLess(assist.now, assist.value / 2)
+
+
+class Verdict(unittest.TestCase):
+    RUN = [
+        {"bench": "cuda-decode", "case": CASES[0][1], "unit": "tokens/s", "ours": 100.0, "peer": 37.0, "peer_name": "transformers"},
+        {"bench": "cuda-lora", "case": "a step of 32 streams on 32 adapters of rank 16", "unit": "ms", "ours": 8.5, "peer": 3.0,
+         "peer_name": "holobiont, 32 base streams"},
+        {"bench": "cuda-cold", "case": "first token of a lone prompt of 128, rank 64, cpu-assist", "unit": "ms", "ours": 7.5,
+         "peer": 8.4, "peer_name": "holobiont, cached"},
+    ]  # fmt: skip
+
+    def test_a_run_is_compared_with_the_forecasts_and_the_furthest_off_comes_first(self):
+        found = {line["row"]: line for line in verdict.verdicts(self.RUN)}
+        self.assertEqual({id_: line["verdict"] for id_, line in found.items()}, {
+            "decode 1": "WORSE", "step 32 base": "better", "step 32 rank 16": "as forecast", "lone cpu-assist": "as forecast",
+            "lone cached": "WORSE",
+        })  # fmt: skip
+        self.assertEqual([line["never_ran"] for line in found.values()].count(True), 1)
+        offs = [abs(line["off"]) for line in verdict.verdicts(self.RUN)]
+        self.assertEqual(offs, sorted(offs, reverse=True))
+
+    def test_the_forecasts_are_those_of_the_device_that_ran(self):
+        copy = {"bench": "cuda-lora", "case": "deltas of 32 adapters of rank 16, q k v of 8 layers", "unit": "GB/s of factors",
+                "ours": 990.0, "peer": 6042.0, "peer_name": "a copy on the device"}  # fmt: skip
+        of = lambda run: next(line["forecast"] for line in verdict.verdicts(run) if line["row"] == "decode 1")  # noqa: E731
+        self.assertEqual(verdict.constants_of([copy]).copy_gbps, 6042.0)
+        self.assertGreater(of([*self.RUN, copy]), 1.5 * of(self.RUN))
+
+    def test_without_results_there_is_no_verdict(self):
+        self.assertEqual(verdict.verdicts([]), [])
+
+    def test_the_table_marks_what_never_ran(self):
+        lines = verdict.table(verdict.verdicts(self.RUN), page.number)
+        self.assertEqual(sum("*" in line for line in lines), 1)
 
 
 if __name__ == "__main__":
