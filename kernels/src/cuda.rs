@@ -19,7 +19,8 @@
 //! - [`weight`], [`linear`](mod@linear), [`blas`]: weights of any type, products with them, and cuBLASLt.
 //! - [`modular`]: exact products with weights modulo 2^64.
 //! - `lab`: baselines that papers compare with, apart from serving code.
-//! - `modules`, `launch`: the compiled kernels, and the only code that launches them.
+//! - `modules`, [`cubins`], `launch`: the compiled kernels, as PTX and as machine code, and the only code
+//!   that launches them.
 //!
 //! # Principles
 //!
@@ -37,6 +38,7 @@ pub mod blas;
 pub mod blocks;
 pub mod board;
 pub mod context;
+pub mod cubins;
 pub mod embed;
 pub mod error;
 mod event;
@@ -61,6 +63,7 @@ pub mod weight;
 pub use blas::{Blas, BlasError};
 pub use blocks::{BlockMemory, DeviceBlockLease};
 pub use context::{Cuda, DeviceInfo};
+pub use cubins::{CubinError, KernelCode};
 pub use error::CudaError;
 pub use event::CudaEvent;
 pub use graph::{Graph, Replay};

@@ -2,6 +2,9 @@
 //
 // A module is PTX, as for a real driver, but only its declarations are read: a kernel exists if the PTX has an entry
 // of its name *and* a library beside this one was compiled from the same source. A launch must fit both.
+//
+// In place of machine code the stand-in takes PTX behind a line `// cubin for sm_90`, and refuses other architectures and
+// real machine code, as a driver refuses what its device cannot run.
 #include "driver.hpp"
 
 #include <algorithm>
@@ -233,7 +236,12 @@ using namespace on_cpu;
 
 EXPORT CUresult cuModuleLoadData(void **out, const void *image) {
     if (CUresult error = usable()) return error;
-    std::string ptx(static_cast<const char *>(image), strnlen(static_cast<const char *>(image), size_t{64} << 20));
+    const char *text = static_cast<const char *>(image);
+    if (std::strncmp(text, "\x7f" "ELF", 4) == 0) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    std::string ptx(text, strnlen(text, size_t{64} << 20));
+    static const std::string CUBIN = "// cubin for ";
+    if (ptx.compare(0, CUBIN.size(), CUBIN) == 0 && ptx.compare(CUBIN.size(), 6, "sm_90\n") != 0)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
     if (ptx.find(".version") == std::string::npos) return CUDA_ERROR_INVALID_IMAGE;
     *out = read_ptx(ptx);
     return CUDA_SUCCESS;

@@ -285,6 +285,9 @@ static void a_kernel_must_be_in_the_ptx_and_agree_with_it() {
     REQUIRE(cuModuleGetFunction(&found, other, "selftest_sums") == CUDA_ERROR_NOT_FOUND);
     REQUIRE(cuModuleGetFunction(&found, other, "in_no_library") == CUDA_ERROR_NOT_FOUND);
     REQUIRE(cuModuleLoadData(&other, "not PTX") == CUDA_ERROR_INVALID_IMAGE);
+    REQUIRE(cuModuleLoadData(&other, "\x7f" "ELF of a real compiler") == CUDA_ERROR_NO_BINARY_FOR_GPU);
+    REQUIRE(cuModuleLoadData(&other, "// cubin for sm_80\n.version 8.7\n") == CUDA_ERROR_NO_BINARY_FOR_GPU);
+    OK(cuModuleLoadData(&other, "// cubin for sm_90\n.version 8.7\n"));
 }
 
 static void a_freed_argument_is_an_illegal_address() {

@@ -6,6 +6,7 @@ use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::Path,
     ptr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -19,6 +20,7 @@ use cudarc::driver::sys::{
 };
 
 use super::{
+    cubins::{self, CubinError, Cubins, KernelCode},
     error::{CudaError, check, reason},
     modules::{KernelEntry, MODULES, entries, text_for},
 };
@@ -70,6 +72,8 @@ unsafe impl Sync for Function {}
 struct CudaModule {
     raw: CUmodule,
     functions: Vec<(&'static str, Function)>,
+    /// Reason of the driver for refusing the machine code of the module, whose PTX it then compiled.
+    refused: Option<String>,
 }
 
 // SAFETY: a module's handle is a constant of its context, which any thread may use.
@@ -84,6 +88,7 @@ pub struct Cuda {
     info: DeviceInfo,
     functions: HashMap<&'static str, Function>,
     modules: Vec<CUmodule>,
+    code: KernelCode,
     /// Number of frees so far; each free invalidates recorded launches.
     frees: AtomicU64,
     /// Held while a CUDA graph is recorded and while a thread waits for the whole device: such a wait
@@ -112,12 +117,22 @@ thread_local! {
 }
 
 impl Cuda {
-    /// Opens device `ordinal` and compiles the kernels. The first time takes seconds; then the driver caches
-    /// them.
+    /// Opens device `ordinal` and loads the kernels: from the machine code beside the program if there is a
+    /// file for this device, otherwise from PTX. To compile PTX takes seconds the first time; then the driver
+    /// caches the result.
     ///
     /// # Errors
     /// Fails if there is no driver or no such device, or if the device or the driver is too old.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
+        Self::open_with_cubins(ordinal, cubins::folder().as_deref())
+    }
+
+    /// Opens device `ordinal` like [`open`](Self::open), with machine code from `folder`. A file that cannot
+    /// be used is no error: [`kernel_code`](Self::kernel_code) says why PTX was compiled instead.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_with_cubins(ordinal: u32, folder: Option<&Path>) -> Result<Arc<Self>, CudaError> {
         // SAFETY: looking for the library runs only its initialisers.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
@@ -137,19 +152,43 @@ impl Cuda {
         }
         let opening = OPENINGS.fetch_add(1, Ordering::Relaxed) + 1;
         let (functions, modules, frees) = (HashMap::new(), Vec::new(), AtomicU64::new(0));
-        let recording = Mutex::new(());
-        let mut cuda = Self { device, context, opening, info, functions, modules, frees, recording };
+        let (recording, code) = (Mutex::new(()), KernelCode::Ptx);
+        let mut cuda = Self { device, context, opening, info, functions, modules, code, frees, recording };
         cuda.bind()?;
-        let loaded = cuda.load_all();
-        for module in loaded {
-            let CudaModule { raw, functions } = module?;
-            cuda.modules.push(raw);
-            for (name, function) in functions {
-                let known = cuda.functions.insert(name, function);
-                assert!(known.is_none(), "two kernels are called {name}");
-            }
+        let cubins = cuda.find_cubins(folder);
+        for ((name, _), module) in MODULES.iter().zip(cuda.load_all(cubins.as_ref())) {
+            cuda.keep(name, module?);
         }
         Ok(Arc::new(cuda))
+    }
+
+    /// Reads the machine code for this device, and notes where the kernels come from.
+    fn find_cubins(&mut self, folder: Option<&Path>) -> Option<Cubins> {
+        let found = Cubins::read(folder?, self.info.capability, MODULES);
+        self.code = match &found {
+            Ok(None) => KernelCode::Ptx,
+            Ok(Some(cubins)) => KernelCode::Cubins(cubins.path.clone()),
+            Err(error) => KernelCode::PtxInstead(error.clone()),
+        };
+        found.ok().flatten()
+    }
+
+    fn keep(&mut self, module: &'static str, loaded: CudaModule) {
+        let CudaModule { raw, functions, refused } = loaded;
+        if let Some(reason) = refused {
+            self.code = KernelCode::PtxInstead(CubinError::Refused { module, reason });
+        }
+        self.modules.push(raw);
+        for (name, function) in functions {
+            let known = self.functions.insert(name, function);
+            assert!(known.is_none(), "two kernels are called {name}");
+        }
+    }
+
+    /// Returns where the machine code of the kernels came from.
+    #[must_use]
+    pub fn kernel_code(&self) -> &KernelCode {
+        &self.code
     }
 
     /// Returns the properties of the device.
@@ -219,9 +258,9 @@ impl Cuda {
         self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
     }
 
-    /// Compiles and loads all modules in several threads, because each takes seconds the first time. The
-    /// result is in the order of [`MODULES`].
-    fn load_all(&self) -> Vec<Result<CudaModule, CudaError>> {
+    /// Loads all modules in several threads, because to compile one takes seconds the first time. The result
+    /// is in the order of [`MODULES`].
+    fn load_all(&self, cubins: Option<&Cubins>) -> Vec<Result<CudaModule, CudaError>> {
         let mut order: Vec<usize> = (0..MODULES.len()).collect();
         // The longest come first, so that the last modules to start are short.
         order.sort_by_key(|&index| std::cmp::Reverse(MODULES[index].1.len()));
@@ -229,7 +268,8 @@ impl Cuda {
         let compile = || {
             while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let (name, ptx) = MODULES[index];
-                let module = self.bind().and_then(|()| load(name, ptx, self.info.capability));
+                let cubin = cubins.and_then(|cubins| cubins.image(name));
+                let module = self.bind().and_then(|()| load(name, ptx, cubin, self.info.capability));
                 loaded.lock().unwrap_or_else(PoisonError::into_inner).push((index, module));
             }
         };
@@ -247,17 +287,45 @@ impl Cuda {
     }
 }
 
-fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result<CudaModule, CudaError> {
-    let mut image = text_for(ptx, capability).into_bytes();
+/// Loads a module from its machine code, or from PTX if there is none or the driver refuses it.
+fn load(
+    name: &'static str,
+    ptx: &'static str,
+    cubin: Option<&[u8]>,
+    capability: (u32, u32),
+) -> Result<CudaModule, CudaError> {
+    let mut text = text_for(ptx, capability).into_bytes();
     // The driver expects a zero-terminated text.
-    image.push(0);
+    text.push(0);
+    match cubin.map(|image| load_image(name, image, ptx, capability)) {
+        None => load_image(name, &text, ptx, capability),
+        Some(Ok(module)) => Ok(module),
+        Some(Err(error)) => {
+            let module = load_image(name, &text, ptx, capability)?;
+            let reason = match error {
+                CudaError::Module { reason, .. } => reason,
+                error => error.to_string(),
+            };
+            Ok(CudaModule { refused: Some(reason), ..module })
+        }
+    }
+}
+
+/// Loads an image that ends in a zero: a whole cubin, or PTX.
+fn load_image(
+    name: &'static str,
+    image: &[u8],
+    ptx: &'static str,
+    capability: (u32, u32),
+) -> Result<CudaModule, CudaError> {
     let mut log = [0u8; LOG_BYTES];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG_BYTES)];
     let mut raw = ptr::null_mut();
-    // SAFETY: 1. The image is text that ends in a zero. 2. There are two options with a value each, of the types that
-    // the driver documents: a buffer, and its size in the pointer itself. 3. All of it outlives the call.
+    // SAFETY: 1. The image ends in a zero: text, or a cubin whose hash is that which was written beside it.
+    // 2. There are two options with a value each, of the types that the driver documents: a buffer, and its size in
+    // the pointer itself. 3. All of it outlives the call.
     let result = unsafe {
         sys::cuModuleLoadDataEx(&mut raw, image.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
     };
@@ -272,7 +340,7 @@ fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result
         Ok((kernel, Function { raw, parameters, begins_early, allowed_shared: AtomicU32::new(0) }))
     };
     let functions = entries(ptx, capability).map(kernel).collect::<Result<_, CudaError>>();
-    functions.map(|functions| CudaModule { raw, functions }).inspect_err(|_| {
+    functions.map(|functions| CudaModule { raw, functions, refused: None }).inspect_err(|_| {
         // SAFETY: the module was loaded above, and none of its functions is used.
         let _ = unsafe { sys::cuModuleUnload(raw) };
     })

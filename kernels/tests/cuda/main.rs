@@ -8,6 +8,7 @@
 mod attention;
 mod blas;
 mod board;
+mod cubins;
 mod embed;
 mod gate;
 mod graph;
