@@ -172,6 +172,10 @@ class Table(unittest.TestCase):
         self.assertEqual(set(committed), {key for ptx in self.archived().values() for key in cuda_sass.keys_of(ptx)})
         self.assertEqual(table.broken_rules(committed), [])
 
+    def test_spills_are_looked_for_on_every_served_gpu(self):
+        cuda_sass, cuda_cubins = script("cuda-sass"), script("cuda-cubins")
+        self.assertEqual(set(cuda_sass.GPUS + cuda_sass.OTHERS), set(cuda_cubins.GPUS))
+
     def test_kernels_with_dynamic_shared_memory_are_in_the_archive(self):
         cuda_sass = script("cuda-sass")
         names = {kernel for ptx in self.archived().values() for kernel in cuda_sass.threads_of(ptx)}
