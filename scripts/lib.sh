@@ -198,6 +198,20 @@ stage_programs() {
     rmdir "$documents"
 }
 
+# stage_cubins FOLDER: puts the machine code of the GPU kernels there, which base-executor looks for beside itself. A debug
+# build, which is not for use, gets the explanation alone.
+stage_cubins() {
+    local folder=$1
+    mkdir -p "$folder"
+    cat >"$folder/README" <<'END'
+Machine code of the GPU kernels, one file for each GPU architecture. A GPU without a file here, and every GPU if the files
+are deleted, gets its code from the driver's compiler at the first start, which takes up to half a minute.
+END
+    [[ $profile == release ]] || return 0
+    say "compiling the kernels for GPUs"
+    "$root/scripts/cuda-cubins" --out "$folder" >&2
+}
+
 # Prints a Python that has pip: python3 itself, or that of a virtual environment made for the purpose.
 python_with_pip() {
     local python=$root/.venv/bin/python
