@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::Context as _;
 use kernels::{
     ThreadPool,
-    cuda::{Cuda, attention::KvPool},
+    cuda::{Cuda, CudaError, KernelCode, attention::KvPool},
 };
 use kv_cache::ledger::MemoryAccount;
 use model::{
@@ -56,10 +56,19 @@ pub(crate) fn open(
 ) -> anyhow::Result<OpenedModel<CudaModel, AdapterLoader>> {
     let base = PendingBase::open(config)?;
     progress.stage("opening the GPU");
-    let cuda = Cuda::open(ordinal)?;
+    let cuda = open_gpu(ordinal)?;
     let plan = plan(config, &cuda, &base)?;
     let offers_exact = config.offers_exact();
     base_device::open(Gpu { cuda, plan, offers_exact }, base, config, progress, arrivals)
+}
+
+/// Opens GPU `ordinal`, and logs a warning if the machine code beside the program cannot be used.
+fn open_gpu(ordinal: u32) -> Result<Arc<Cuda>, CudaError> {
+    let cuda = Cuda::open(ordinal)?;
+    if let KernelCode::PtxInstead(reason) = cuda.kernel_code() {
+        tracing::warn!(%reason, "the driver compiles the kernels, which takes up to half a minute the first time");
+    }
+    Ok(cuda)
 }
 
 struct Gpu {
@@ -112,6 +121,7 @@ impl BaseDevice for Gpu {
             device = info.name,
             capability = format!("{major}.{minor}"),
             driver = format!("{}.{}", info.driver.0, info.driver.1),
+            machine_code = matches!(self.cuda.kernel_code(), KernelCode::Cubins(_)),
             "weights loaded"
         );
     }
@@ -199,7 +209,7 @@ pub(crate) fn open_alone(
             false => error.into(),
         })?;
     let source = HashedWeights::new(source);
-    let cuda = Cuda::open(ordinal)?;
+    let cuda = open_gpu(ordinal)?;
     let on_progress = |at: LoadProgress| progress.done(at.done, at.total);
     let mut weights = CudaWeights::load(&source, &cuda, threads, &on_progress)?;
     if offers_exact {
