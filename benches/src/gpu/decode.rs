@@ -35,29 +35,28 @@ pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     lab.report(figure(lab, "1 stream", &one), limit, goal)?;
     beside_peer(lab, "1 stream", &one, "decode-1", None)?;
 
-    let base = rate(lab, streams, &[const { None }; STREAMS])?;
-    beside_peer(lab, "8 base streams", &base, "decode-8", None)?;
-
     let adapters = adapters::on_device(lab.config(), &streams.copy_lane(), RANK, STREAMS)?;
     let who: Vec<_> = adapters.into_iter().map(Some).collect();
+    let ways = [&[const { None }; STREAMS][..], &who];
+    let [base, adapted] = lab.alternating(|way| Ok(STREAMS as f64 / streams.step_s(lab, ways[way])?))?;
+    beside_peer(lab, "8 base streams", &base, "decode-8", None)?;
     let case = format!("8 streams on 8 adapters of rank {RANK}");
-    let adapted = rate(lab, streams, &who)?;
     let goal = Some(BenchTarget::RatioAtLeast(LEAST_OF_PEER));
     beside_peer(lab, &case, &adapted, "decode-8-adapters", goal)?;
     lab.report(figure(lab, &case, &adapted), own("holobiont, 8 base streams", base), None)?;
-    without_records(lab, &case, &who, [one, adapted])
+    without_records(lab, streams, &case, &who)
 }
 
-/// Compares with steps that are enqueued launch by launch, on a second model.
+/// Compares with steps that are enqueued launch by launch, on a second model, in turns.
 fn without_records(
     lab: &GpuBenchContext,
+    recorded: &mut Streams,
     case: &str,
     who: &StreamAdapters,
-    [one, adapted]: [Samples; 2],
 ) -> Result<()> {
-    let mut streams = Streams::load(lab, Graphs::Avoid)?;
-    for (case, who, with) in [("1 stream", &[None][..], one), (case, who, adapted)] {
-        let without = rate(lab, &mut streams, who)?;
+    let mut models = [recorded, &mut Streams::load(lab, Graphs::Avoid)?];
+    for (case, who) in [("1 stream", &[None][..]), (case, who)] {
+        let [with, without] = lab.alternating(|way| Ok(who.len() as f64 / models[way].step_s(lab, who)?))?;
         let case = format!("{case}, steps recorded as graphs");
         lab.report(figure(lab, &case, &with), own("holobiont, launch by launch", without), None)?;
     }

@@ -157,6 +157,22 @@ impl GpuBenchContext {
         Samples::new(times)
     }
 
+    /// Results of two ways, whose index `work` gets, in turns: what the device's clocks do meanwhile meets both.
+    pub(super) fn alternating(&self, mut work: impl FnMut(usize) -> Result<f64>) -> Result<[Samples; 2]> {
+        let mut results = [Vec::with_capacity(self.runs), Vec::with_capacity(self.runs)];
+        // The first round does not count.
+        for round in 0..=self.runs {
+            for way in [round % 2, 1 - round % 2] {
+                let result = work(way)?;
+                if round > 0 {
+                    results[way].push(result);
+                }
+            }
+        }
+        let [one, other] = results.map(Samples::new);
+        Ok([one?, other?])
+    }
+
     /// Results of `work`: one warm-up, then `runs` times.
     pub(super) fn samples(&self, mut work: impl FnMut() -> Result<f64>) -> Result<Samples> {
         work()?;

@@ -46,7 +46,7 @@ const REAL: Sizes = Sizes {
     ranks: &[8, 16, 32, 64, 128],
     mixes: 40,
     rig_layers: 8,
-    copies: &[64 << 10, 1 << 20, 16 << 20, 128 << 20],
+    copies: &[16 << 10, 64 << 10, 128 << 10, 1 << 20, 16 << 20, 128 << 20],
     prompts: &[512, 1024, 2048],
     cold_rank: 64,
     arrivals: 24,
