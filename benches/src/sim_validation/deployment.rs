@@ -66,7 +66,9 @@ impl Deployment {
         let installation =
             Installation { binaries: config.ours.clone(), model: config.model.clone(), placement, key: None };
         let adapters = write(&config.model, &ranks(adapters), &folder.path().join("adapters"))?;
-        let settings: [EnvSetting; 3] = [
+        let settings: [EnvSetting; 4] = [
+            // The simulator knows no draft tokens, which make the steps of repeated text several tokens long.
+            ("HOLOBIONT_DRAFT", "off".to_owned()),
             ("HOLOBIONT_DEVICE_BYTES", memory.device.to_string()),
             ("HOLOBIONT_HOST_BYTES", memory.host.to_string()),
             ("HOLOBIONT_DISK_BYTES", memory.disk.to_string()),
