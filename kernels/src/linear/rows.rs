@@ -69,10 +69,10 @@ impl QuantizedRows {
     /// Row and group exist, and byte forms were prepared.
     #[inline(always)]
     pub(super) unsafe fn start<P: IntegerPacking>(&self, group: usize, part: usize, m: usize) -> i32 {
-        // SAFETY: the caller upholds this function's contract.
         if P::HAS_ZERO {
-            unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) }
-                .wrapping_mul(P::ZERO_FACTOR)
+            // SAFETY: the caller upholds this function's contract.
+            let start = unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) };
+            start.wrapping_mul(P::ZERO_FACTOR)
         } else {
             0
         }
