@@ -21,7 +21,7 @@ class Constants(NamedTuple):
     # A product's first bytes, last warps, and the gap before it; a short launch as a whole, in a graph.
     product_us: float = 1.6
     short_us: float = 2.66
-    # What a kernel takes more if nothing runs beside it, under Nsight Compute.
+    # A kernel's additional time if nothing runs beside it, under Nsight Compute.
     alone_us: float = 2.0
     # The host's time for a launch that stays visible without graphs, as kernels begin early.
     enqueue_us: float = 0.28

@@ -140,7 +140,7 @@ class Issue:
         if instruction.base == "STS":
             self.shared = max(self.shared, self.level)
         elif instruction.base == "BAR":
-            # What another thread stored may have come from a load.
+            # A value that another thread stored may have come from a load.
             self.level = max(self.level, self.shared)
         elif instruction.base == ASYNC_LOAD:
             self.copied = max(self.copied, self.level + 1)

@@ -139,7 +139,7 @@ pub enum GroupError {
     /// A size of the geometry is out of range.
     #[error(transparent)]
     Geometry(#[from] GroupGeometryError),
-    /// The system gave no shared memory, or a member sent none.
+    /// The system gave no shared memory, or a member's memory cannot be mapped.
     #[error("the device group has no memory to share ({0})")]
     Region(#[from] RegionError),
     /// Another number of members sent their memory.

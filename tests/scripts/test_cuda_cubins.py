@@ -3,22 +3,18 @@
     python3 -m unittest discover tests/scripts
 """
 
-import importlib.machinery
-import importlib.util
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
+from loaded import script  # first: it finds the modules of scripts
+
+from cuda_code import Failure
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 
-from cuda_code import Failure  # noqa: E402
-
-LOADER = importlib.machinery.SourceFileLoader("cuda_cubins", str(ROOT / "scripts/cuda-cubins"))
-cuda_cubins = importlib.util.module_from_spec(importlib.util.spec_from_loader(LOADER.name, LOADER))
-LOADER.exec_module(cuda_cubins)
+cuda_cubins = script("cuda-cubins")
 
 PTX = {"gemv": "// source 1 of gemv.cu\n", "lora": "// source 2 of lora.cu\n"}
 CODE = {"gemv": b"\x7fELF\n\n1", "lora": b"\x7fELF 2"}

@@ -3,25 +3,16 @@
     python3 -m unittest discover tests/scripts
 """
 
-import importlib.machinery
-import importlib.util
-import sys
 import unittest
 from pathlib import Path
 from unittest import mock
 
+from loaded import script  # first: it finds the modules of scripts
+
+import cuda_code
+from sass import code, figures, table
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import cuda_code  # noqa: E402
-from sass import code, figures, table  # noqa: E402
-
-
-def script(name):
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
 
 
 def disassembly(*lines, name="sample"):

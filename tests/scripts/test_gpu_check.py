@@ -4,8 +4,6 @@
 """
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -15,16 +13,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from loaded import script  # first: it finds the modules of scripts
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-
-def script(name):
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
-
 
 gpu_check, gpu_pack = script("gpu-check"), script("gpu-pack")
 

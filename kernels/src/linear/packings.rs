@@ -1,6 +1,9 @@
 //! Layouts of integer panels, for every method that sums their groups.
 
-use super::{form::NIBBLE_BYTES, pack::PackedMatrix};
+use super::{
+    pack::PackedMatrix,
+    values::{Bits, Five, Six},
+};
 use crate::{
     activations::{Activations, GROUP},
     quant::E2M1,
@@ -34,8 +37,8 @@ pub(super) trait IntegerPacking {
             let codes = w.panel(panel).add(group * bytes);
             match Self::BITS {
                 4 => unpack_four::<S>(codes),
-                5 => unpack_five::<S>(codes),
-                6 => unpack_six::<S>(codes),
+                5 => unpack_steps::<S, Five>(codes),
+                6 => unpack_steps::<S, Six>(codes),
                 _ => load_eight::<S>(codes),
             }
         }
@@ -176,42 +179,20 @@ unsafe fn unpack_four<S: Simd>(codes: *const u8) -> [S::B; 8] {
     }
 }
 
-/// Unpacks codes of five bits: a line after the nibbles has the fifth bit of step `s` in bit `s`.
+/// Unpacks eight steps of four elements from codes with bits above the nibble.
 #[inline(always)]
-unsafe fn unpack_five<S: Simd>(codes: *const u8) -> [S::B; 8] {
-    // SAFETY: the caller guarantees a group of 320 bytes at `codes`.
+unsafe fn unpack_steps<S: Simd, B: Bits>(codes: *const u8) -> [S::B; 8] {
+    // SAFETY: the caller guarantees a group at `codes`.
     unsafe {
-        let n = unpack_four::<S>(codes);
-        let upper = S::load_bytes(codes.add(NIBBLE_BYTES));
         [
-            S::with_upper::<4, 0x10>(n[0], upper),
-            S::with_upper::<3, 0x10>(n[1], upper),
-            S::with_upper::<2, 0x10>(n[2], upper),
-            S::with_upper::<1, 0x10>(n[3], upper),
-            S::with_upper::<0, 0x10>(n[4], upper),
-            S::with_upper::<-1, 0x10>(n[5], upper),
-            S::with_upper::<-2, 0x10>(n[6], upper),
-            S::with_upper::<-3, 0x10>(n[7], upper),
-        ]
-    }
-}
-
-/// Unpacks codes of six bits: two lines after the nibbles have the upper bits of four steps each.
-#[inline(always)]
-unsafe fn unpack_six<S: Simd>(codes: *const u8) -> [S::B; 8] {
-    // SAFETY: the caller guarantees a group of 384 bytes at `codes`.
-    unsafe {
-        let n = unpack_four::<S>(codes);
-        let upper = [S::load_bytes(codes.add(NIBBLE_BYTES)), S::load_bytes(codes.add(NIBBLE_BYTES + 64))];
-        [
-            S::with_upper::<4, 0x30>(n[0], upper[0]),
-            S::with_upper::<2, 0x30>(n[1], upper[0]),
-            S::with_upper::<0, 0x30>(n[2], upper[0]),
-            S::with_upper::<-2, 0x30>(n[3], upper[0]),
-            S::with_upper::<4, 0x30>(n[4], upper[1]),
-            S::with_upper::<2, 0x30>(n[5], upper[1]),
-            S::with_upper::<0, 0x30>(n[6], upper[1]),
-            S::with_upper::<-2, 0x30>(n[7], upper[1]),
+            B::step::<S, 0>(codes, 0),
+            B::step::<S, 0>(codes, 1),
+            B::step::<S, 0>(codes, 2),
+            B::step::<S, 0>(codes, 3),
+            B::step::<S, 1>(codes, 0),
+            B::step::<S, 1>(codes, 1),
+            B::step::<S, 1>(codes, 2),
+            B::step::<S, 1>(codes, 3),
         ]
     }
 }

@@ -264,7 +264,7 @@ fn tiles_that_another_process_takes_over_give_the_bits_of_their_rows() {
                 let block = first..rows.min(first + 32);
                 let (tile_rows, words) = x.tile_words(block.clone());
                 taken.reshape_tiled(block.len(), width, tile_rows).copy_from_slice(words);
-                // What is current is not computed again, from values that are not there.
+                // Current tiles are not computed again: there are no values to compute them from.
                 taken.prepare(pool, isa, ActivationForms::BF16_TILES, Rounding::INT8);
                 let got = run(&layers.parts(), stride, pool, isa, &taken);
                 let what = format!("{isa:?}, rows {block:?} of {rows}");
